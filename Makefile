@@ -10,7 +10,7 @@ compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 # What deploy/Containerfile installs: all that long-running commands need, without Spark.
-container_extras := $(foreach each,console grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
+container_extras := $(foreach each,console grpc http kafka mcp nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
 
 .PHONY: help
 help: ## List the targets
@@ -38,21 +38,24 @@ WORKERS ?= 4
 demo: .venv ## Send, receive, crash, rebuild, search and show the console
 	@$(bin)/postroom demo
 
+DEMO ?=
+
 demo-cluster: .venv ## Kill the runner of a mailbox while messages flow: leases in three NATS servers, admins, proxies and runners
-	@$(bin)/python -m docs.examples.cluster.run
+	@$(bin)/python -m docs.examples.cluster.run $(DEMO)
 
 example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
 	@$(bin)/python -m docs.examples.orders.run
 
 # Tests that are marked as extended run in test-extended only.
+# A worker that ended is not replaced: its successor would be given the same files, or none, and the run not end.
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/spark-classes.jsa ## Run the test suite
 	@scripts/ensure-programs.sh
-	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(with_java) $(bin)/pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 test-extended: .venv/spark-classes.jsa ## Run the tests that take long: long drills, Spark clusters, harnesses with defects put in
 	@scripts/ensure-programs.sh
-	@$(with_java) $(bin)/pytest -m extended -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(with_java) $(bin)/pytest -m extended -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.
 PYTHONS ?= 3.11 3.12 3.13 3.14
@@ -81,6 +84,10 @@ ROUNDS ?= 10
 linearizability: .venv ## Kill, pause and cut off processes of a cluster for ROUNDS (10), and check their histories
 	@$(bin)/python -m tests.linearizability $(ROUNDS)
 
+.PHONY: drill
+drill: .venv ## Let everything fail that can, twice, of a store in JetStream, and check what it promised
+	@$(bin)/python -m tests.linearizability.drill
+
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks
 
@@ -91,7 +98,7 @@ bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of th
 	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
 
 .PHONY: screenshots
-screenshots: .venv ## Take pictures of the console's pages into docs/images; PICTURES="search log" takes some of them
+screenshots: .venv ## Take pictures of the console's pages into docs/images/console; PICTURES="search log" takes some of them
 	@scripts/ensure-programs.sh
 	@$(bin)/python -m tests.screenshots $(PICTURES)
 
@@ -129,11 +136,13 @@ openapi: .venv ## Write the contract of the HTTP interface to docs/reference/ope
 openapi-check: .venv
 	@$(bin)/python scripts/openapi.py --check
 
-operations: .venv ## Generate the operations of SyncMailbox and their reference from the port Mailbox
+operations: .venv ## Generate the operations of SyncMailbox from the port Mailbox, and the pages of docs/reference from the code
 	@$(bin)/python scripts/operations.py
+	@$(bin)/python -m scripts.reference
 
 operations-check: .venv
 	@$(bin)/python scripts/operations.py --check
+	@$(bin)/python -m scripts.reference --check
 
 proto: .venv ## Generate Python code from the .proto files
 	@scripts/proto.sh
@@ -146,7 +155,34 @@ lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest 
 	@echo 'hatchling>=1.27' | $(compile) --constraint requirements/lock.txt $(container_extras) \
 		--output-file requirements/container.txt pyproject.toml -
 	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
+	@$(compile) $(UPGRADE) --group docs --output-file requirements/docs.txt
+	@$(compile) $(UPGRADE) --group release --output-file requirements/release.txt
+
+.venv-docs/ready: requirements/docs.txt | .venv
+	@$(bin)/uv venv --quiet --clear --python $(bin)/python .venv-docs
+	@$(bin)/uv pip sync --quiet --python .venv-docs --require-hashes requirements/docs.txt
+	@touch $@
+
+# POSTROOM_SITE_URL and POSTROOM_REPOSITORY_URL are the addresses of the site and of the repository, if known.
+VERSION ?= dev
+SITE ?= dist/site
+
+.PHONY: docs docs-serve
+docs: .venv-docs/ready ## Build the site of the documentation in SITE/VERSION (dist/site/dev); a link that leads nowhere fails
+	@.venv-docs/bin/python -m scripts.site --version $(VERSION) $(if $(LATEST),--latest) --output $(SITE)
+
+docs-serve: .venv-docs/ready ## Serve the site at ADDRESS (127.0.0.1:8000), and build it again when a page changes
+	@.venv-docs/bin/python -m scripts.site --serve $(or $(ADDRESS),127.0.0.1:8000)
+
+.venv-release/ready: requirements/release.txt | .venv
+	@$(bin)/uv venv --quiet --clear --no-project --python $(bin)/python .venv-release
+	@$(bin)/uv pip sync --quiet --python .venv-release --require-hashes requirements/release.txt
+	@touch $@
+
+.PHONY: release
+release: .venv .venv-release/ready ## Build this version in dist/ and check it; CUT=0.3.0 cuts it first, TAG=1 tags it
+	@$(bin)/python -m scripts.release $(if $(CUT),--cut $(CUT)) $(if $(TAG),--tag) $(PYTHONS)
 
 .PHONY: clean
 clean: ## Remove the environment and every cache
-	rm -rf .venv .uv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-docs .venv-release .site .uv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -15,6 +15,9 @@ def sentry(next_: Handle) -> Handle:
 
     `Reject`, `PoisonMessage` and `RetryLater` are no errors. The application calls `sentry_sdk.init`, which
     decides what is sent: values of local variables, too, unless it has `include_local_variables=False`.
+
+    Arguments:
+        next_: the handler, or the next middleware.
     """
 
     async def handle(message: ReceivedMessage) -> Any:

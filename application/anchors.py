@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.mailbox.segments import ends_with
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, InvalidRequest

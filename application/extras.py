@@ -30,6 +30,7 @@ EXTRAS = {
     "jinja2": "console",
     "jsonschema_rs": "namespaces",
     "markupsafe": "console",
+    "mcp": "mcp",
     "nats": "nats",
     "nkeys": "nats",
     "opentelemetry": "otel",

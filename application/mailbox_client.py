@@ -18,7 +18,14 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
-from postroom.domain.errors import FrameTooLarge, MailboxClosed, Rejected, Saturated, Unavailable
+from postroom.domain.errors import (
+    FrameTooLarge,
+    MailboxClosed,
+    Rejected,
+    Saturated,
+    Unavailable,
+    WrongOwner,
+)
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import NackAction, Receipt, check_receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
@@ -340,8 +347,11 @@ class MailboxClient(Mailbox):
             call: one attempt.
             wait_ms: how long the call itself may wait for messages.
             is_idempotent: repeat it although its outcome is unknown.
+
+        Raises: Unavailable instead of WrongOwner after an attempt whose outcome is unknown.
         """
         loop = asyncio.get_running_loop()
+        is_in_doubt = False
         deadline = loop.time() + (self._timeout_ms + wait_ms) / 1_000
         while True:
             if self._is_closed:
@@ -354,7 +364,15 @@ class MailboxClient(Mailbox):
                     f"{self._transport.where} did not answer within {self._timeout_ms} ms; whether the call "
                     "took effect is unknown. Repeat it, or raise timeout_ms."
                 ) from None
+            except WrongOwner as error:
+                if not is_in_doubt:
+                    raise
+                raise Unavailable(
+                    f"{self._transport.where} does not own the mailbox any more; whether an earlier attempt "
+                    "of the call took effect is unknown. Repeat the call at its owner."
+                ) from error
             except (Saturated, Unavailable) as error:
+                is_in_doubt = is_in_doubt or isinstance(error, Unavailable)
                 # Clients that were refused together don't come back together.
                 pause = error.retry_after_ms / 1_000 * random.uniform(1, 1 + JITTER)
                 is_repeatable = is_idempotent or isinstance(error, Saturated)

@@ -9,7 +9,8 @@ import msgspec
 from postroom.domain.arguments import check_items, check_text
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat
 from postroom.domain.envelope.headers import MailboxItem
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import Forbidden, InvalidRequest
+from postroom.domain.search import EventFilter
 
 __all__ = ["MASK", "NO_MASK", "Mask"]
 
@@ -75,6 +76,45 @@ class Mask(msgspec.Struct, frozen=True):
             changes["custom_headers"] = custom
         return msgspec.structs.replace(item, **changes) if changes else item
 
+    def hide_sender(self, text: str, principal: str | None) -> str:
+        """Return a sentence of a message's history without the principal who sent it, if that is hidden."""
+        if not principal or not self.covers_header("principal"):
+            return text
+        return text.replace(f"Sent by {principal} to", f"Sent by {MASK} to")
+
+    def hide_members(self, value: Any) -> Any:
+        """Return a value as JSON has it, without the values of members that are named as hidden headers.
+
+        A list of principals, as of a filter, is hidden as the principal is. If anything is hidden, so are the
+        words and texts that the `spec` of a redrive job searches for, and its patch: they may quote it.
+        """
+        if isinstance(value, dict):
+            return {name: self._hide_member(name, each) for name, each in value.items()}
+        return [self.hide_members(each) for each in value] if isinstance(value, list) else value
+
+    def _hide_member(self, name: str, value: Any) -> Any:
+        if value in (None, [], {}, "") or name in ALWAYS_SHOWN:
+            return value
+        if self.covers_header("principal" if name == "principals" else name):
+            return [MASK] if isinstance(value, list) else MASK
+        if name == "spec" and isinstance(value, dict) and self != NO_MASK:
+            value = {each: MASK if each in _QUOTES else field for each, field in value.items()}
+        return self.hide_members(value)
+
+    def check_criteria(
+        self, filter_: EventFilter, advice: str = "it needs a token with the right admin"
+    ) -> None:
+        """Raise Forbidden, with an advice, for a criterion whose matches would disclose hidden values."""
+        names = [name for name in ("correlation_id", "trace_id", "namespace") if getattr(filter_, name)]
+        names += [*["principal"] * bool(filter_.principals), *filter_.headers]
+        hidden = [name for name in names if self.covers_header(name)]
+        if filter_.text is not None and self.headers:
+            hidden.append("text")
+        if filter_.match is not None and self != NO_MASK:
+            hidden.append("words")
+        if hidden:
+            raise Forbidden(f"A search by {hidden[0]} would disclose values that are hidden here; {advice}.")
+
     def hide_fields(self, payload: DecodedPayload) -> DecodedPayload | None:
         """Return a payload without the fields that are hidden; None if its fields are unknown.
 
@@ -100,6 +140,7 @@ class Mask(msgspec.Struct, frozen=True):
 
 
 NO_MASK = Mask()
+_QUOTES = ("text", "match", "merge_patch")
 _TEXT_HEADERS = tuple(
     name
     for name in MailboxItem.__struct_fields__

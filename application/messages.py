@@ -35,6 +35,8 @@ class NewMessage(_Content, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Message to be sent (svc-mailbox C-1 `SEND`); the sending handler validates it.
 
     Arguments:
+        topic: 1 to 255 characters.
+        payload: bytes, whose meaning Postroom does not know; with the envelope up to the limit `frame_bytes`.
         idem_key: 1 to 255 characters; a repetition with the same key and payload within the replay window
             adds nothing. None disables the check.
         sticky_key: up to 255 characters; messages with the same key keep their order. None uses the topic's
@@ -50,6 +52,12 @@ class NewMessage(_Content, frozen=True, kw_only=True, forbid_unknown_fields=True
             aside, a send adds nothing and returns that message's id as a duplicate.
         on_conflict: `keep` does just that; `reschedule` also gives that message the delay of this send if it
             waits; `replace` removes it, even in flight, and sends this one, so that the latest payload wins.
+        content_type: media type of the payload.
+        correlation_id: shared by all messages of one request.
+        causality_parent: id of the message that caused this one.
+        principal: publisher.
+        trace_id, span_id: of the trace, in hexadecimal.
+        schema_url, schema_version: schema of the payload.
     """
 
     idem_key: str | None = None
@@ -73,7 +81,12 @@ class NewMessage(_Content, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """Result of a send: the message's id, and whether the send was a duplicate (svc-mailbox C-1)."""
+    """Result of a send: the message's id, and whether the send was a duplicate (svc-mailbox C-1).
+
+    Arguments:
+        message_id: of the new message, or of the original that this send repeated.
+        duplicate: whether the send was a duplicate, and added nothing.
+    """
 
     message_id: str
     duplicate: bool
@@ -83,6 +96,7 @@ class MessageResult(msgspec.Struct, frozen=True, gc=False):
     """Result of a message, which its consumer gives to the ack.
 
     Arguments:
+        payload: bytes that the consumer passed.
         content_type: media type of the payload, up to 255 characters.
     """
 
@@ -452,13 +466,21 @@ def raise_refusal(answers: list[Rejected | None]) -> None:
 
 
 def write_receipt(receipt: Receipt) -> str:
-    """Return a receipt as a token for the command line and the network."""
+    """Return a receipt as a token for the command line and the network.
+
+    Arguments:
+        receipt: of a delivery.
+    """
     parts = receipt.message + receipt.delivery.to_bytes(4, "big") + receipt.epoch.to_bytes(6, "big")
     return _RECEIPT_PREFIX + urlsafe_b64encode(parts).rstrip(b"=").decode()
 
 
 def read_receipt(token: str) -> Receipt:
-    """Parse the output of `write_receipt`, or raise `InvalidRequest`."""
+    """Parse the output of `write_receipt`, or raise `InvalidRequest`.
+
+    Arguments:
+        token: text of `write_receipt`.
+    """
     text = check_any_text("The receipt", token).removeprefix(_RECEIPT_PREFIX)
     try:
         parts = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if text != token else b""

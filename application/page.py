@@ -15,6 +15,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     """Page of the results of a query.
 
     Arguments:
+        items: results, in the order of the query.
         next_cursor: the `cursor` with which the same query returns the next page; None on the last page.
     """
 

@@ -6,16 +6,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from postroom.application.messages import MessageResult, rfc3339
+from postroom.application.messages import MessageResult
 from postroom.domain.arguments import MAX_PAGE, check_choice, check_int, check_optional_text
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.mailbox.counts import TopicCount
-from postroom.domain.names import message_id
-from postroom.domain.redrive.job import RedriveJob
-from postroom.domain.redrive.spec import RedriveSpec
-from postroom.domain.schedule import Missed, ScheduleSpec
-from postroom.domain.subscription import SubscriptionFilter, SubscriptionStatus
 
 Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
@@ -41,6 +36,11 @@ class Backlog(msgspec.Struct, frozen=True):
     """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050).
 
     Arguments:
+        mailbox: name of the mailbox.
+        position: of the log, up to which it was read.
+        epoch, owner: number and name of the owner that wrote the record at `position`.
+        archived: number of messages that are stored, and never delivered.
+        shards: numbers of messages, by topic and shard.
         at: when the record at `position` was written.
         as_of: log time at which messages count as ready or delayed.
         paused_topics: topics whose messages are not delivered, sorted.
@@ -65,7 +65,15 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """One event of a message: its position and time in the log, the owner's epoch, and its fields."""
+    """One event of a message: its position and time in the log, the owner's epoch, and its fields.
+
+    Arguments:
+        position: of the event in the log.
+        at: log time, RFC 3339.
+        event: type of the event, such as `MessageSent`.
+        epoch: number of the owner that wrote it.
+        facts: its fields by name.
+    """
 
     position: int
     at: str
@@ -78,6 +86,14 @@ class MessageDetail(msgspec.Struct, frozen=True):
     """A message with its current state, headers and history.
 
     Arguments:
+        status: ready, delayed, in_flight, acked, dead, expired or archived.
+        attempt: number of the latest delivery, from 1; 0 before the first.
+        redriven: how often it was redriven from the dead letters.
+        reason, last_error: why it is a dead letter or was removed, and the error of the latest failure.
+        intact: whether the stored bytes match their hash.
+        item: headers, and the envelope with the payload.
+        history: its events, oldest first.
+        traceback: of the latest failed attempt, if its handler reported one.
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
         stream_id: UUID of its events in the log; it finds the message even if other topics have its id.
         result: of the ack of its consumer; None without one, or if it can't be decrypted.
@@ -112,6 +128,7 @@ class MessageOutcome(msgspec.Struct, frozen=True):
     """Outcome of a message, or its status at the end of the wait.
 
     Arguments:
+        reason, last_error: why it was dead-lettered or removed, and the error of the latest failure.
         status: `acked`; `dead`; `expired`, if it was removed or cancelled, as `reason` says; `ready`,
             `delayed` or `in_flight` if none of these happened yet; `archived` if it is never delivered.
         result: of the ack of its consumer; None without one, or if it can't be decrypted.
@@ -184,7 +201,13 @@ class DeliveryExplanation(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A message's history, its deliveries, and its current state with the reason for it."""
+    """A message's history, its deliveries, and its current state with the reason for it.
+
+    Arguments:
+        now: log time of the explanation, RFC 3339.
+        deliveries: each delivery, and why it began and ended.
+        story: the history in sentences.
+    """
 
     mailbox: str
     message_id: str
@@ -199,6 +222,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter with `{reason, attempt, last_error}` (svc-mailbox I-4) and its times.
 
     Arguments:
+        reason: why it was dead-lettered, such as `max_attempts`.
+        attempt: number of deliveries.
+        last_error: of the latest failed attempt.
+        first_seen: when it was sent.
+        redriven: how often it was redriven before.
+        position: of its `MessageSent` in the log.
         last_seen: when it became a dead letter.
         held_key: the ordered key that it holds, by the policy `dead_letters_hold_keys`.
         waiting: number of messages of that key that wait until it is redriven or removed.
@@ -223,6 +252,8 @@ class PeekedMessage(msgspec.Struct, frozen=True):
     """A ready message.
 
     Arguments:
+        sent_at: log time, RFC 3339.
+        attrs: custom headers.
         attempts: deliveries so far.
         payload: None where the stored bytes do not match their hash, or the message was erased; a receive
             dead-letters or removes such a message.
@@ -258,6 +289,8 @@ class RedrivePreview(msgspec.Struct, frozen=True):
         matched: number of messages.
         groups: the largest groups, up to 100.
         samples: the first messages, up to 10; the reason of one that waits is its status.
+        digest: equal for two previews that select the same messages with the same last events; empty from
+            servers of earlier versions.
     """
 
     mailbox: str
@@ -265,6 +298,7 @@ class RedrivePreview(msgspec.Struct, frozen=True):
     matched: int
     groups: list[RedriveGroup]
     samples: list[DeadLetter]
+    digest: str = ""
 
 
 Outcome = Literal["redriven", "archived", "purged", "cancelled", "rescheduled", "skipped", "undone"]
@@ -293,195 +327,6 @@ class MessageChange(msgspec.Struct, frozen=True):
 
     message_id: str
     outcome: ChangeOutcome
-
-
-class SubscriptionReport(msgspec.Struct, frozen=True):
-    """A subscription with its progress.
-
-    Arguments:
-        name: also the topic from which its messages are received.
-        topics, headers: its filter; see `SubscriptionFilter`.
-        status: `live`, each send adds its copy; `copying`, the owner copies earlier messages from the log;
-            `clearing`, the owner empties its topic first.
-        position: through which its messages were copied; the end of the log for one that is live.
-        behind: number of positions of the log that it has yet to read.
-        skipped: number of messages that could not be copied, as their bytes were altered on disk.
-        ready, in_flight, dead: number of messages in its topic; `ready` includes delayed messages.
-        paused: whether its topic is paused.
-        created_at: log time.
-        missing_in, differs_in: mailboxes of a namespace that lack it, or have another filter, after a change
-            that failed in them; the same change mends it.
-        problem: why it can't copy what follows `position`: the error of a commit that can't be read.
-    """
-
-    name: str
-    topics: tuple[str, ...]
-    headers: dict[str, str]
-    status: SubscriptionStatus
-    position: int
-    behind: int
-    skipped: int
-    ready: int
-    in_flight: int
-    dead: int
-    paused: bool
-    created_at: str
-    missing_in: tuple[str, ...] = ()
-    differs_in: tuple[str, ...] = ()
-    problem: str = ""
-
-    @property
-    def filter(self) -> SubscriptionFilter:
-        """Return its filter."""
-        return SubscriptionFilter(self.topics, self.headers)
-
-
-class RewindReport(msgspec.Struct, frozen=True):
-    """The effects of a rewind of a subscription.
-
-    Arguments:
-        position: of the log after which messages are copied again.
-        removed: number of messages in its topic that are removed: waiting, in flight and dead.
-        copied: number of messages of the log that match.
-    """
-
-    name: str
-    position: int
-    removed: int
-    copied: int
-
-
-class DeletionReport(msgspec.Struct, frozen=True):
-    """The effects of the deletion of a subscription.
-
-    Arguments:
-        left: number of messages in its topic, which stay: the sum of `ready`, `in_flight` and `dead`.
-        ready, in_flight, dead, behind: see `SubscriptionReport`. The subscription gets no copy of a message
-            that it is behind.
-    """
-
-    name: str
-    left: int
-    ready: int
-    in_flight: int
-    dead: int
-    behind: int
-
-
-class ScheduleReport(msgspec.Struct, frozen=True):
-    """A schedule with its last and its next run.
-
-    Arguments:
-        topic, cron, timezone, every_ms, missed, headers, content_type, sticky_key, priority: see
-            `ScheduleSpec`.
-        payload_bytes: size of its payload.
-        runs: number of messages that it sent.
-        last_run, next_run: log time. There is no next run while it is paused, if no time matches, or if the
-            process that reads the mailbox can't compute it: it lacks the extra `schedule`.
-        last_message_id: id of the last message that it sent.
-        from_code: whether a worker registered it.
-        overridden: whether an operator changed it since; a worker changes it again when its code changes.
-        created_at, changed_at: log time.
-    """
-
-    name: str
-    topic: str
-    cron: str | None
-    timezone: str
-    every_ms: int | None
-    missed: Missed
-    payload_bytes: int
-    headers: dict[str, str]
-    content_type: str | None
-    sticky_key: str | None
-    priority: int
-    paused: bool
-    runs: int
-    last_run: str | None
-    last_message_id: str | None
-    next_run: str | None
-    from_code: bool
-    overridden: bool
-    created_at: str
-    changed_at: str
-
-    def describe(self) -> str:
-        """Return when it sends; see `ScheduleSpec.describe`."""
-        return ScheduleSpec(self.topic, self.cron, self.timezone, self.every_ms).describe()
-
-
-class RedriveMessage(msgspec.Struct, frozen=True):
-    """The outcome of a message that a redrive job selected.
-
-    Arguments:
-        topic: None if retention removed the message from the log.
-        outcome: `undone` if the job was undone and the message is a dead letter again.
-        reason: why it was skipped; see `SkipReason`.
-        copy_id: id of the copy that was sent in its place, if the job sends copies.
-        at: log time.
-    """
-
-    message_id: str
-    topic: str | None
-    outcome: Outcome
-    reason: str | None
-    copy_id: str | None
-    at: str
-
-
-class RedriveReport(msgspec.Struct, frozen=True):
-    """A redrive job with its progress.
-
-    Arguments:
-        status: running, paused, completed, cancelled, undoing or undone.
-        cutoff: position of the log up to which messages must have been dead-lettered to be selected; messages
-            that wait must have been sent by then.
-        matched: number of messages that matched when it was started.
-        moved: number of messages that it redrove, archived, purged, cancelled or rescheduled.
-        skipped: number of messages that matched, but had changed when the job reached them.
-        restored: number of messages that are dead letters again after undo.
-        retained: number of messages that undo left alone, as they had been received or removed.
-        principal: who started the job; None for a caller without a capability.
-        started_at, changed_at: log time.
-    """
-
-    mailbox: str
-    job_id: str
-    status: str
-    spec: RedriveSpec
-    cutoff: int
-    matched: int
-    moved: int
-    skipped: int
-    restored: int
-    retained: int
-    principal: str | None
-    started_at: str
-    changed_at: str
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether the job is running or being undone."""
-        return self.status in ("running", "undoing")
-
-
-def report_of(mailbox: str, job: RedriveJob) -> RedriveReport:
-    """Return the report of a job."""
-    return RedriveReport(
-        mailbox,
-        message_id(job.job),
-        str(job.status),
-        job.spec,
-        job.cutoff,
-        job.matched,
-        job.moved,
-        job.skipped,
-        job.restored,
-        job.retained,
-        job.principal,
-        rfc3339(job.started_at) or "",
-        rfc3339(job.changed_at) or "",
-    )
 
 
 def check_page(outcome: object, cursor: object, limit: object) -> None:

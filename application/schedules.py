@@ -15,7 +15,7 @@ from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.mailbox.owner_tasks import StepWorker
 from postroom.application.messages import NewMessage, Sent, rfc3339
 from postroom.application.queries.measure_mailbox import report_schedule, report_schedules
-from postroom.application.query_results import ScheduleReport
+from postroom.application.reports import ScheduleReport
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate
 from postroom.domain.arguments import check_optional_text, check_type
@@ -280,7 +280,7 @@ class Schedules:
                 f"{most}. Send a reference to the data instead."
             )
         await self._submit_schedule(SetSchedule(name, spec, uuid_utils.uuid7().bytes, from_code, principal))
-        return report_schedule(find_schedule(name, self._engine.mailbox))
+        return report_schedule(find_schedule(name, self._engine.mailbox), self._engine.mailbox)
 
     async def list_schedules(self) -> list[ScheduleReport]:
         """Return the schedules; see `Mailbox.list_schedules`."""
@@ -313,7 +313,7 @@ class Schedules:
 
     async def _change_schedule(self, command: PauseSchedule | ResumeSchedule) -> ScheduleReport:
         await self._submit_schedule(command)
-        return report_schedule(find_schedule(command.schedule, self._engine.mailbox))
+        return report_schedule(find_schedule(command.schedule, self._engine.mailbox), self._engine.mailbox)
 
     async def _submit_schedule(self, command: ScheduleCommand) -> None:
         await execute(self._engine, command)

@@ -17,13 +17,8 @@ from postroom.application.queries.measure_mailbox import (
     report_subscriptions,
     with_problem,
 )
-from postroom.application.query_results import (
-    DeletionReport,
-    Moment,
-    RewindReport,
-    SubscriptionReport,
-    check_moment,
-)
+from postroom.application.query_results import Moment, check_moment
+from postroom.application.reports import DeletionReport, RewindReport, SubscriptionReport
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest

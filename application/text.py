@@ -19,8 +19,20 @@ def printable(text: str, *, multiline: bool = True) -> str:
     return safe_text if multiline else safe_text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+def visible(text: str) -> str:
+    """Return text with every character escaped that people can't see, such as directions and tags.
+
+    A model reads them, so they can hide text from people and show it to a model. Line feeds and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in text)
+
+
 def _escape(character: str) -> str:
     code = ord(character)
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

@@ -1,12 +1,15 @@
 """Commits: groups of events that are stored together, linked by a hash chain (ADR 0066)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain, groupby
+from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import astuple
 
 from postroom.domain.errors import BrokenLog
+from postroom.domain.record import Event
 
 GENESIS = bytes(32)
 """Chain hash before the first commit of a log."""
@@ -14,6 +17,71 @@ POSITIONS_PER_MAILBOX = 1 << 40
 """Stores use `mailbox id * POSITIONS_PER_MAILBOX + position` as the key of a commit."""
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class EventColumns(Sequence[Event]):
+    """Events of one type and one log time by column, which make an event when a caller asks for it.
+
+    Arguments:
+        type: of the events.
+        columns: the values of each field, in the order of the fields, one for each event.
+    """
+
+    __slots__ = ("columns", "type")
+
+    def __init__(self, type_: type[Event], columns: Sequence[Sequence[Any]]) -> None:
+        self.type = type_
+        self.columns = columns
+
+    @classmethod
+    def of(cls, events: Sequence[Event]) -> "EventColumns":
+        """Return events, at least one and all of one type, by column."""
+        return cls(type(events[0]), list(zip(*map(astuple, events), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: Any) -> Any:
+        values = [column[index] for column in self.columns]
+        return EventColumns(self.type, values) if isinstance(index, slice) else self.type(*values)
+
+    def __iter__(self) -> Iterator[Event]:
+        return map(self.type, *self.columns)
+
+    def column(self, field: str) -> Sequence[Any]:
+        """Return the values of a field."""
+        return self.columns[self.type.__struct_fields__.index(field)]
+
+
+EventParts = Sequence[Event | EventColumns]
+"""Events in their order, some of them by column."""
+
+
+def each_event(parts: EventParts) -> Iterator[Event]:
+    """Yield events one by one."""
+    return chain.from_iterable(each if isinstance(each, EventColumns) else (each,) for each in parts)
+
+
+def by_column(parts: EventParts) -> list[EventColumns]:
+    """Return events by column, with consecutive events of one type together."""
+    runs: list[list[EventColumns]] = []
+    for cls, same in groupby(parts, type):
+        some: list[Any] = list(same)
+        if cls is not EventColumns:
+            some = [EventColumns(cls, list(zip(*map(astuple, some), strict=True)))]
+        for each in some:
+            if runs and runs[-1][0].type is each.type:
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+    return [
+        run[0]
+        if len(run) == 1
+        else EventColumns(
+            run[0].type, [list(chain(*each)) for each in zip(*[part.columns for part in run], strict=True)]
+        )
+        for run in runs
+    ]
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False, order=True):

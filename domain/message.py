@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, Literal
 
 import msgspec
 
 from postroom.domain.arguments import MAX_INT, check_int, check_type
+from postroom.domain.commit import EventColumns
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import STREAM_BYTES
 from postroom.domain.record import Event
@@ -346,22 +348,73 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     return message
 
 
-def evolve_all(messages: Sequence[Message], events: Sequence[MessageEvent], first: int, epoch: int) -> None:
-    """Change each message by its event, in place; the events are of one type, but not `MessageSent`.
+def receive_all(messages: Sequence[Message], events: EventColumns, first: int, epoch: int) -> None:
+    """Change each message by its delivery, in place; see `evolve`.
 
     Arguments:
+        events: `MessageReceived` of one time, one for each message.
         first: position of the first event.
         epoch: of their commit.
     """
-    change = _EVOLVE[type(events[0])]
-    for position, (message, event) in enumerate(zip(messages, events, strict=True), first):
-        deliveries = message.deliveries
-        if deliveries is None:
-            deliveries = message.deliveries = Deliveries()
-        message.version = event.version
+    _, versions, times, attempts, dues, *_ = events.columns
+    at = times[0]
+    changes = zip(messages, versions, attempts, dues, range(first, first + len(events)), strict=True)
+    for message, version, attempt, due, position in changes:
+        message.version = message.delivery = version
+        message.status = IN_FLIGHT
+        message.due = due
+        message.attempt = attempt
+        message.epoch = epoch
         message.last = position
-        deliveries.changed_at = event.at
-        change(message, deliveries, event, epoch)
+        deliveries, hidden = message.deliveries, due - at
+        if deliveries is None:
+            message.deliveries = Deliveries(at, at, hidden, hidden)
+        else:
+            deliveries.changed_at = deliveries.received_at = at
+            deliveries.visibility = deliveries.hidden = hidden
+
+
+def ack_all(messages: Sequence[Message], events: EventColumns, first: int) -> None:
+    """Change each message by its `MessageAcked`, in place; see `receive_all`."""
+    _, versions, times, *_ = events.columns
+    at = times[0]
+    for message, version, position in zip(messages, versions, range(first, first + len(events)), strict=True):
+        message.version = version
+        message.status = ACKED
+        message.last = position
+        if message.deliveries is None:
+            message.deliveries = Deliveries()
+        message.deliveries.changed_at = at
+
+
+def new_messages(events: EventColumns, first: int) -> list[Message]:
+    """Return the messages that were sent from position `first` on; none of them is archived."""
+    streams, versions, times, topics, shards, dues, expires_at, sizes, *others = events.columns
+    priorities, sticky_keys, unique_keys, _ = others[-4:]
+    positions, none = range(first, first + len(events)), repeat(0)
+    return list(
+        map(
+            Message,
+            streams,
+            versions,
+            repeat(READY),
+            topics,
+            shards,
+            positions,
+            sizes,
+            times,
+            expires_at,
+            dues,
+            none,
+            none,
+            none,
+            priorities,
+            dues,
+            positions,
+            sticky_keys,
+            unique_keys,
+        )
+    )
 
 
 def new_message(event: MessageSent, position: int) -> Message:

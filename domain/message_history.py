@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import (
     REPLACED,
     DeadReason,

@@ -149,6 +149,11 @@ def partitions_stream() -> bytes:
     return _name_based("partitions/")
 
 
+def search_stream(name: str, topics: Sequence[str]) -> bytes:
+    """Return the id of a saved search with a name, on topics."""
+    return _name_based(f"search/{[*topics]}/{name}")
+
+
 def message_stream(mailbox: str, message_id: object, topic: str | None = None) -> bytes:
     """Return a message's stream id: its id if that is a UUID, else a UUIDv5 of mailbox and id.
 
@@ -258,3 +263,20 @@ def tick_stream(schedule: bytes, tick: int) -> bytes:
 def b3(digest: bytes) -> str:
     """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
     return f"b3:{digest.hex()}"
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a section is of the topics that match a glob, not of one topic."""
+    return "*" in pattern
+
+
+def glob_specificity(pattern: str) -> tuple[int, str]:
+    """Return the sort key of a glob: of two that match a topic, the section of the later one applies."""
+    return len(pattern) - pattern.count("*"), pattern
+
+
+def may_overlap(one: str, other: str) -> bool:
+    """Return whether a topic may match both globs, judged by their beginnings and ends alone."""
+    heads = sorted((one.split("*")[0], other.split("*")[0]), key=len)
+    tails = sorted((one.split("*")[-1], other.split("*")[-1]), key=len)
+    return heads[1].startswith(heads[0]) and tails[1].endswith(tails[0])

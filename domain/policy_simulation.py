@@ -44,6 +44,11 @@ MAX_ATTEMPTS = 1_000
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a topic's policy; None leaves a field unchanged. Durations in ms.
 
+    Arguments:
+        max_attempts: deliveries before a message is dead-lettered.
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff.
+        visibility_ms: visibility timeout.
+
     Raises: InvalidRequest when constructed with a value of a wrong type or out of bounds.
     """
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 import msgspec
 
 from postroom.domain.arguments import MAX_PAGE, check_type
+from postroom.domain.envelope.content import payload_text
 from postroom.domain.envelope.headers import MailboxItem
-from postroom.domain.envelope.text import payload_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Headers, Status
 from postroom.domain.tokenizer import MAX_CHARS, Word, has_words, parse_words, tokenize
@@ -97,6 +97,7 @@ class FoundMessage(MailboxItem, frozen=True, kw_only=True):
     """A search result: a message's headers, its envelope, and its state in the mailbox.
 
     Arguments:
+        status: ready, delayed, in_flight, acked, dead, expired or archived.
         position: of its `MessageSent` in the mailbox's log.
         attempts: number of deliveries so far.
     """
@@ -131,6 +132,9 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Implements RFC-037 `EventFilter`. Raises `InvalidRequest` when constructed with invalid values.
 
     Arguments:
+        message_id, correlation_id, trace_id: of the message.
+        namespace, mailbox: of the mailbox that has it.
+        order: newest first, or oldest first.
         start_time, end_time: ms since 1970, UTC, both inclusive as in SQL's BETWEEN.
         topics: exact names or globs; one must match (see `topic_matches`).
         principals: publishers; one must match.

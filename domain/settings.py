@@ -10,8 +10,9 @@ import msgspec
 from postroom.domain.arguments import check_text, check_type
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
 from postroom.domain.labels import LabelChanges, Labels, change_labels, check_labels
-from postroom.domain.names import check_topic_pattern
+from postroom.domain.names import check_topic_pattern, glob_specificity, is_glob, may_overlap
 from postroom.domain.policy import MailboxLimits, PolicyValue, TopicPolicy
+from postroom.domain.saved_search import Searches
 from postroom.domain.search import topic_matches
 from postroom.domain.subject import SubjectPolicy, check_subject_policies
 
@@ -43,10 +44,13 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of a mailbox, whoever owns it; changes are events in its log.
 
     Arguments:
+        limits: of the mailbox and its commands.
         default_policy: of topics, unless a section changes it.
         topics: sections, by the name of a topic or a glob such as `payments.*` (see `topic_matches`).
         subject_policies: encryption of the messages of data subjects, by topic; see `SubjectPolicy`.
         labels: text by name, by topic, which owners do not interpret.
+        searches: saved searches by id, which owners do not interpret; see `saved_searches`. `save_search`
+            changes them. Left out of the log while it is empty, as former versions refuse unknown fields.
     """
 
     limits: MailboxLimits = MailboxLimits()
@@ -54,6 +58,20 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topics: Mapping[str, Section] = {}
     subject_policies: Mapping[str, SubjectPolicy] = {}
     labels: Labels = {}
+    searches: Searches | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def saved_searches(self) -> Searches:
+        """Return the saved searches by id."""
+        return {} if self.searches is msgspec.UNSET else self.searches
+
+    def with_searches(self, searches: Searches) -> "MailboxSettings":
+        """Return these settings with other saved searches, or none.
+
+        Arguments:
+            searches: by their ids.
+        """
+        return msgspec.structs.replace(self, searches=searches or msgspec.UNSET)
 
     def validate(self) -> "MailboxSettings":
         """Return these settings.
@@ -99,7 +117,13 @@ class SettingsChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default_policy: TopicPolicy | None = None,
         subject_policies: Mapping[str, SubjectPolicy] | None = None,
     ) -> "SettingsChanges":
-        """Return the changes to these values; None changes nothing."""
+        """Return the changes to these values; None changes nothing.
+
+        Arguments:
+            limits: of the mailbox and its commands.
+            default_policy: of topics.
+            subject_policies: encryption, by topic.
+        """
         return cls(
             {} if limits is None else msgspec.structs.asdict(limits),
             {} if default_policy is None else msgspec.structs.asdict(default_policy),
@@ -141,6 +165,7 @@ def change_settings(settings: MailboxSettings, changes: SettingsChanges) -> Mail
         {pattern: section for pattern, section in topics.items() if section},
         {topic: policy for topic, policy in subjects.items() if policy is not None},
         change_labels(settings.labels, checked.labels),
+        settings.searches,
     ).validate()
 
 
@@ -236,7 +261,7 @@ def sections_of(settings: MailboxSettings, topic: str) -> list[tuple[str, Sectio
     if not settings.topics:
         return []
     globs = [each for each in settings.topics if is_glob(each) and topic_matches(each, topic)]
-    names = sorted(globs, key=_specificity)
+    names = sorted(globs, key=glob_specificity)
     if topic in settings.topics:
         names.append(topic)
     return [(name, settings.topics[name]) for name in names]
@@ -263,11 +288,6 @@ def compare_settings(before: MailboxSettings, after: MailboxSettings) -> list[Di
     return [
         Difference(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)
     ]
-
-
-def is_glob(pattern: str) -> bool:
-    """Return whether a section is of the topics that match a glob, not of one topic."""
-    return "*" in pattern
 
 
 def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChanges) -> None:
@@ -322,10 +342,6 @@ def _shown(policy: SubjectPolicy | None) -> str | None:
     return None if policy is None else " ".join((policy.subject, *policy.encrypt))
 
 
-def _specificity(pattern: str) -> tuple[int, str]:
-    return len(pattern) - pattern.count("*"), pattern
-
-
 def _replace(values: Struct, changes: PolicyChanges, where: str) -> Struct:
     _check_names(changes, type(values), where)
     return msgspec.structs.replace(values, **changes)
@@ -366,7 +382,7 @@ def _check_names(values: Mapping[str, object], kind: type[msgspec.Struct], where
 
 
 def _check_sections(settings: MailboxSettings) -> None:
-    globs = sorted(filter(is_glob, settings.topics), key=_specificity)
+    globs = sorted(filter(is_glob, settings.topics), key=glob_specificity)
     topics = [each for each in settings.topics if not is_glob(each)]
     if len(globs) > MAX_GLOBS:
         raise InvalidRequest(f"There are sections for {len(globs)} globs of topics; use at most {MAX_GLOBS}.")
@@ -381,7 +397,7 @@ def _check_sections(settings: MailboxSettings) -> None:
         relevant = [each for each in globs if not settings.topics[each].keys().isdisjoint(fields)]
         for count in range(2, len(fields) + 1):
             for some in combinations(relevant, count):
-                if all(_may_overlap(one, other) for one, other in combinations(some, 2)):
+                if all(may_overlap(one, other) for one, other in combinations(some, 2)):
                     _check_policy(settings, some)
     for topic in topics:
         _check_policy(settings, tuple(name for name, _ in sections_of(settings, topic)))
@@ -396,10 +412,3 @@ def _check_policy(settings: MailboxSettings, sections: tuple[str, ...]) -> None:
     except InvalidRequest as error:
         names = " and ".join(f'[topics."{each}"]' for each in sections)
         raise InvalidRequest(f"{names}: {error}") from error
-
-
-def _may_overlap(one: str, other: str) -> bool:
-    """Return whether a topic may match both globs, judged by their beginnings and ends alone."""
-    heads = sorted((one.split("*")[0], other.split("*")[0]), key=len)
-    tails = sorted((one.split("*")[-1], other.split("*")[-1]), key=len)
-    return heads[1].startswith(heads[0]) and tails[1].endswith(tails[0])

@@ -60,11 +60,19 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return any(topic_matches(pattern, topic) for pattern in self.topics)
 
     def covers_headers(self, headers: Headers) -> bool:
-        """Return whether a message with these headers matches, as far as its topic does."""
+        """Return whether a message with these headers matches, as far as its topic does.
+
+        Arguments:
+            headers: custom headers of a message, by name.
+        """
         return not self.headers or self.headers.items() <= (headers.custom_headers or {}).items()
 
     def covers(self, sent: MessageSent) -> bool:
-        """Return whether a message matches; a copy matches no filter."""
+        """Return whether a message matches; a copy matches no filter.
+
+        Arguments:
+            sent: event of the message.
+        """
         return sent.copy_of is None and self.covers_topic(sent.topic) and self.covers_headers(sent.headers)
 
     def describe(self) -> str:

@@ -79,14 +79,16 @@ if TYPE_CHECKING:
     from postroom.application.query_results import (
         Backlog,
         DeadLetter,
-        DeletionReport,
         Explanation,
         HistoryEntry,
         MessageDetail,
         MessageOutcome,
         PeekedMessage,
-        RedriveMessage,
         RedrivePreview,
+    )
+    from postroom.application.reports import (
+        DeletionReport,
+        RedriveMessage,
         RedriveReport,
         RewindReport,
         ScheduleReport,
@@ -341,9 +343,11 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": (
-        "Backlog DeadLetter DeletionReport Explanation HistoryEntry MessageDetail MessageOutcome "
-        "PeekedMessage RedriveMessage RedrivePreview RedriveReport RewindReport ScheduleReport "
-        "SubscriptionReport"
+        "Backlog DeadLetter Explanation HistoryEntry MessageDetail MessageOutcome PeekedMessage "
+        "RedrivePreview"
+    ),
+    "application.reports": (
+        "DeletionReport RedriveMessage RedriveReport RewindReport ScheduleReport SubscriptionReport"
     ),
     "application.workers.retry": "Reject Retry RetryLater exponential",
     "application.workers.schedules": "every",

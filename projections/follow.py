@@ -19,13 +19,14 @@ from postroom.application.metrics import Metric, Monitor, Progress
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, columns_read
-from postroom.projections.incremental.batch import Batch, FollowCounts
-from postroom.projections.incremental.cursors import (
+from postroom.projections.incremental import (
     MAX_BYTES,
     MAX_EVENTS,
     START,
+    Batch,
     BatchSize,
     Cursor,
+    FollowCounts,
     Head,
     Positions,
     Step,
@@ -42,8 +43,8 @@ FEW_EVENTS = 500
 """Larger batches are read and folded while the previous batch is applied."""
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 0.025, 0.2
 """Pause between small batches, so that records accumulate: even the smallest batch takes about 20 ms."""
-LOST_SECONDS = 1.0
-"""Time after which a follower that is told of commits looks for them although it was told of none."""
+LOST_SECONDS = 5
+"""Time after which a follower looks for commits without a notification; it checks for a stop each second."""
 STANDBY_SECONDS = 0.5
 PASS_SECONDS = 300.0
 """Time without a pass after which the follower is not ready; a large batch takes a while."""
@@ -217,11 +218,18 @@ class Follower:
                     continue
             else:
                 pause = min(pause * 1.5, POLL_MAX_SECONDS)
-            is_told = self._updater.wait_for_commit(LOST_SECONDS) if pause == POLL_MAX_SECONDS else None
+            is_told = self._wait_for_commit(stop) if pause == POLL_MAX_SECONDS else None
             if is_told is None:
                 stop.wait(pause)
             elif is_told:
                 pause = POLL_MIN_SECONDS
+
+    def _wait_for_commit(self, stop: Event) -> bool | None:
+        for _ in range(LOST_SECONDS):
+            is_told = self._updater.wait_for_commit(1.0)
+            if is_told is not False or stop.is_set():
+                return is_told
+        return False
 
     def _current_version(self) -> Version:
         if self._version is None:

@@ -10,7 +10,7 @@ from postroom.application.mailbox.codec import decode_events
 from postroom.application.queries.verify import check_name
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
-from postroom.projections.incremental.cursors import Cursor, Head, check_cursors
+from postroom.projections.incremental import Cursor, Head, check_cursors
 from postroom.projections.log_reader import POSITIONS_PER_READ, LogReader, Range, split
 
 ENVELOPE_COLUMNS = ("place", "envelope", "envelope_hash")

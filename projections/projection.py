@@ -117,6 +117,8 @@ class Column(NamedTuple):
     """A column of a read model.
 
     Arguments:
+        name: letters, digits and `_`.
+        type: of its values.
         merge: how rows with the same key are merged: `key` for key columns, else `sum`, `min`, `max`, or
             `replace` by the later row's value (not for `EventProjection`).
         required: whether the column is NOT NULL; keys and sums always are.
@@ -164,6 +166,8 @@ class EventProjection(Projection):
     """A read model of log records; the merged rows do not depend on how the log is split.
 
     Arguments:
+        columns: of its table; those of its key are merged by.
+        indexes: columns of each index.
         reads: the columns of the log that `fold` reads (see `projections/projection.py`). Records of
             a message have the `topic` and `shard` of its `MessageSent`.
         fold: takes records and returns rows; rows with the same key are merged.
@@ -180,6 +184,8 @@ class MessageProjection(Projection):
     A key column named like a column of `mailbox` must have the message's value.
 
     Arguments:
+        columns: of its table.
+        indexes: columns of each index.
         derive: takes their rows of the `mailbox` table without `envelope_blob`, which SQL databases do not
             store, and returns rows; rows with the same key are merged.
     """

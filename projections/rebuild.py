@@ -21,7 +21,7 @@ from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.engine import EngineChoice
 from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower
-from postroom.projections.incremental.cursors import Cursor
+from postroom.projections.incremental import Cursor
 from postroom.projections.log_checks import check_bounds, check_names, check_same_log
 from postroom.projections.log_reader import LogExtent, LogReader
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan

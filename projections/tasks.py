@@ -14,7 +14,14 @@ import polars as pl
 import pyarrow as pa
 
 from postroom.application.telemetry import summarize
-from postroom.projections.fold import MESSAGES, FoldResult, columns_read, fold_pieces, fold_range
+from postroom.projections.fold import (
+    MESSAGES,
+    FoldResult,
+    columns_read,
+    fold_pieces,
+    fold_range,
+    with_parking,
+)
 from postroom.projections.log_checks import (
     ENVELOPE_COLUMNS,
     check_chain,
@@ -23,7 +30,6 @@ from postroom.projections.log_checks import (
 )
 from postroom.projections.log_reader import LogReader
 from postroom.projections.models.messages import ParkedRecord
-from postroom.projections.parking import with_parking
 from postroom.projections.plan import Part, Plan
 from postroom.projections.ports.read_model_store import PartWriter
 from postroom.projections.ports.runner import Key, Pair, Stage

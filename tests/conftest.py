@@ -8,7 +8,8 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,6 +37,17 @@ sys.dont_write_bytecode = False
 # would wait for a disk longer than for all else. None needs a disk: those of syncing watch the calls.
 if folder := memory_folder():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))
+
+# What would end this process and so all tests that are left, such as a timer of a command, fails a test.
+_exit, _tests = os._exit, os.getpid()
+
+
+def _exit_child(status: int) -> NoReturn:
+    assert os.getpid() != _tests, "Code that a test called tried to end the process of the tests."
+    _exit(status)
+
+
+os._exit = _exit_child
 
 # gRPC's fork handlers may start threads in a child that is about to run another program, and end it.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
@@ -200,6 +212,21 @@ async def _delete_streams(url: str) -> None:
     for stream in await client.jetstream().streams_info():
         await client.jetstream().delete_stream(stream.config.name or "")
     await client.close()
+
+
+@pytest.fixture(scope="session")
+def shared_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a NATS server that syncs every write; every test uses names of its own."""
+    from tests.support.servers.nats import NatsServer
+
+    with NatsServer(tmp_path_factory.mktemp("nats"), sync_always=True) as server:
+        yield server.url
+
+
+@pytest.fixture
+def jetstream_store(shared_nats_url: str) -> str:
+    """The address of a store in JetStream that does not exist yet."""
+    return f"{shared_nats_url}/STORE_{uuid4().hex[:12]}?sync=always"
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from stat import S_ISREG
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.application.anchors import Anchor, decode_anchor, encode_anchor
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 

@@ -252,12 +252,14 @@ class AdminSettings(ListenSettings, frozen=True, kw_only=True):
         store: SQLite file or `postgresql://` URL of the leases; with `jetstream`, SQLite file of the tables
             `mailbox_leases` and `mailbox_routes`.
         stream: name of the JetStream stream.
-        replicas: of that stream; None is 3 in a cluster of servers, and 1 on a single one.
+        replicas: copies of that stream; None is 3 in a cluster of servers, and 1 on a single one.
         monitoring: URLs of the NATS servers' monitoring; the admin checks there that they sync every write.
         assume_sync_always: the operator's statement that they do.
         namespaces: YAML file whose namespaces have a section `lease`.
-        ttl_ms, heartbeat_interval_ms, grace_period_ms: of the leases of other namespaces.
-        member_ttl_ms: after which a proxy or runner that is silent counts as gone.
+        ttl_ms: how long a lease lasts without a heartbeat, in namespaces that do not say so themselves.
+        heartbeat_interval_ms: interval at which runners renew leases.
+        grace_period_ms: time after the end of a lease before another runner gets it.
+        member_ttl_ms: time after which a proxy or runner that is silent counts as gone.
     """
 
     listen: str = DEFAULT_ADMIN

@@ -25,6 +25,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest, PostroomError
 
 LONG_RUNNING = (
+    "own",
     "serve",
     "admin",
     "runner",
@@ -36,7 +37,9 @@ LONG_RUNNING = (
     "views follow",
 )
 """Commands that export their spans; others end before it would be worth the import."""
-_CONFIGURED = (*LONG_RUNNING, "console", "proxy")
+_WITHOUT_SETTINGS = ("explain",)
+"""Commands that also work with an invalid settings file, as users run them to find its error."""
+_CONFIGURED = (*LONG_RUNNING, "console", "mcp", "proxy")
 """Commands that refuse nothing but their settings and options."""
 ALIASES = {"project": "views"}
 """Former names of groups, which go on working and are not listed."""
@@ -63,7 +66,10 @@ _OPTIONS = {
         help="Token for a store that is the URL of a server; - for stdin. [POSTROOM_TOKEN]",
     ),
     "mailbox": _shared(
-        str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"
+        str | None,
+        "--mailbox",
+        metavar="NAME@PROXY",
+        help="Mailbox to use, or the NAME of a namespace in the store. [POSTROOM_MAILBOX]",
     ),
     "as_json": _shared(bool, "--json", help="Write results and errors as JSON."),
     "wide": _shared(bool, "--wide", help="Show tables with all columns and full values."),
@@ -194,7 +200,7 @@ def run_command(
         for _ in all_settings(session.with_settings(changed)):
             pass
 
-    settings = load()
+    settings = Settings() if command in _WITHOUT_SETTINGS else load()
     from postroom.adapters.cli.logs import configure_logs
 
     configure_logs(settings.log_level, settings.log_format)

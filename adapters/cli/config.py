@@ -1,4 +1,4 @@
-"""`postroom config` and `doctor`: the settings in force, and the faults of an installation."""
+"""`postroom config`, `doctor` and `explain`: settings in force, faults of an installation, error codes."""
 
 import re
 import stat
@@ -12,7 +12,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.admin import AdminSettings, ClusterSettings
 from postroom.adapters.cli.cluster import ProxySettings, RunnerSection
 from postroom.adapters.cli.outbox import capture_settings
-from postroom.adapters.cli.output import Prose
+from postroom.adapters.cli.output import Id, Prose
 from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
@@ -27,6 +27,7 @@ from postroom.adapters.compose.brokers import (
     RabbitmqSettings,
 )
 from postroom.adapters.compose.console import ConsoleSettings
+from postroom.adapters.compose.mcp import McpSettings
 from postroom.adapters.compose.process import TracingSettings
 from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.inbox.metrics import InboxSettings
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 HIDDEN = "(hidden)"
-_KINDS: Mapping[str, type[msgspec.Struct]] = {
+STRUCTS: Mapping[str, type[msgspec.Struct]] = {
     "archive": ArchiveSettings,
     "serve": ServeSettings,
     "console": ConsoleSettings,
+    "mcp": McpSettings,
     "access": AccessSection,
     "audit": AuditSettings,
     "nats": NatsSettings,
@@ -127,7 +129,7 @@ def all_settings(session: Session) -> Iterator[Setting]:
         for name, value in fields.items():
             yield _setting(settings, f"topics.{topic}.{name}", value)
     yield from _fields(settings, "limits", settings.limits, MailboxLimits)
-    for section, kind in _KINDS.items():
+    for section, kind in STRUCTS.items():
         needs_more = any(each.required for each in msgspec.structs.fields(kind))
         if settings.sections.get(section) or not needs_more:
             yield from _fields(settings, section, settings.section(section, kind), kind)
@@ -152,6 +154,8 @@ def _setting(settings: Settings, name: str, value: Any) -> Setting:
 def _masked(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_masked(name, each) for each in value]
+    if isinstance(value, dict):
+        return {key: _masked(name, each) for key, each in value.items()}
     if not isinstance(value, str):
         return value
     if name.rpartition(".")[2] in _SECRETS:
@@ -206,6 +210,37 @@ def doctor(
     return REFUSED if has_failed else DONE
 
 
+def explain(
+    session: Session,
+    code: Annotated[
+        str | None, Argument(help="Code of an error, such as E_STORE; none lists all codes.")
+    ] = None,
+) -> None:
+    """Explain an error code: its cause, an example, and what to do.
+
+    Errors have their code in JSON (--json), in problem documents of HTTP and in the details of gRPC.
+    """
+    from postroom.application.error_reference import error_entries, find_error_entry
+
+    if code is None:
+        entries = error_entries()
+        session.out.records(
+            {name: entry.title for name, entry in entries.items()},
+            ("code", "meaning"),
+            entries.items(),
+            lambda each: (Id(each[0]), Prose(each[1].title)),
+        )
+        return
+    name, entry = find_error_entry(code)
+    if session.out.as_json:
+        session.out.json({"code": name, **msgspec.to_builtins(entry)})
+        return
+    session.out.prose(f"{name}: {entry.title}")
+    for label, text in (("Cause", entry.cause), ("Example", entry.example), ("Remedy", entry.remedy)):
+        session.out.line()
+        session.out.prose(text, f"{label}: ")
+
+
 def _settings_checks(session: Session) -> "Iterator[Check]":
     from postroom.adapters.compose.doctor import Check, Finding
 
@@ -256,8 +291,6 @@ def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
 
 
 def _show(session: Session, findings: "list[Finding]") -> None:
-    from postroom.adapters.cli.output import Prose
-
     session.out.table(
         ("check", "status", "finding", "what to do"),
         [(each.check, each.status, Prose(each.finding), Prose(each.advice)) for each in findings],

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -34,30 +34,42 @@ POLL_SECONDS = 0.1
 FILES = ("", "-wal", "-shm", "-views", "-views-wal", "-views-shm", "-views-lock")
 
 
-async def demo(
+def demo(
     session: Session,
     console: Annotated[
         bool | None,
         Option(
             "--console/--no-console",
-            help="Show the console at the end, until interrupted; by default on a terminal.",
+            help="Serve a read-only console of a shop instead; or do not show the console at the end.",
         ),
     ] = None,
-) -> None:
+) -> Coroutine[Any, Any, None] | None:
     """Send 20,000 messages to two consumers, kill one, rebuild the read models, and search.
 
     The demo writes to postroom-demo.db, or the file of --store, and does not delete it afterwards. Without
-    the extra `views` it omits the search.
+    the extra `views` it omits the search. On a terminal, it shows the console at the end.
+
+    With --console, it serves the console of a shop with a week of history, until interrupted. Its store is in
+    a temporary folder, and removed at the end.
     """
-    from postroom.adapters.compose import is_database
+    if not console:
+        return _tell(session, shows_console=console is None and sys.stdin.isatty() and sys.stdout.isatty())
+    with explain_missing_extra("up"):
+        from postroom.adapters.cli.demo_shop import show_shop
+    show_shop(session)
+    return None
+
+
+async def _tell(session: Session, *, shows_console: bool) -> None:
+    from postroom.adapters.compose.store import is_on_servers
 
     settings = msgspec.structs.replace(
         session.settings, store=session.settings.store or STORE, mailbox=MAILBOX
     )
     session = Session(session.command, settings, session.out)
-    if is_database(session.store):
+    if is_on_servers(session.store):
         raise InvalidRequest(
-            "The demo does not run in a database, because it deletes the store of its previous run; omit "
+            "The demo does not run on a server, because it deletes the store of its previous run; omit "
             "--store, or name a new file."
         )
     if settings.store != MEMORY:
@@ -77,7 +89,7 @@ async def demo(
         session.out.json(facts)
     elif settings.store != MEMORY:
         _show_next_steps(session, facts)
-        if sys.stdin.isatty() and sys.stdout.isatty() if console is None else console:
+        if shows_console:
             await _show_console(session)
 
 
@@ -217,7 +229,8 @@ def _show_next_steps(session: Session, facts: dict[str, Any]) -> None:
 
 async def _show_console(session: Session) -> None:
     try:
-        from postroom.adapters.cli.serve import CONSOLE_HTTP, local_access, serve_console
+        from postroom.adapters.cli.console import CONSOLE_HTTP, serve_console
+        from postroom.adapters.cli.serve import local_access
         from postroom.adapters.compose.console import ConsoleSettings
 
         _heading(session, "The same in a browser, until you press Ctrl-C: postroom console")

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.filters import Cursor, From
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.output import Output, Time
-from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.remote import read_store, use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import (
@@ -174,10 +174,13 @@ def list_dead_letters(
         _list_stored(session, source, topic, reason, limit, cursor)
         return
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
+    arguments: dict[str, Any] = {"reason": reason, "held_keys": held_keys, "limit": limit, "cursor": cursor}
+    if session.is_namespace:
+        page = read_store(session, lambda mailbox: mailbox.list_dead_letters(topic, **arguments, at=moment))
+        _show_page(session, page, _held_row if held_keys else _row, dlq_profile="durable")
+        return
     with session.read(session.mailbox, archive) as reader:
-        page = reader.list_dead_letters(
-            topic, reason=reason, held_keys=held_keys, limit=limit, cursor=cursor, at=moment
-        )
+        page = reader.list_dead_letters(topic, **arguments, at=moment)
         if topic is not None and not page.items:
             note_unknown_topic(session, topic, reader.list_topics())
     _show_page(session, page, _held_row if held_keys else _row, dlq_profile="durable")

@@ -256,9 +256,11 @@ Config = Annotated[
     str | None, Option("--config", metavar="FILE", help="Namespace file with the dead-letter subject.")
 ]
 Subject = Annotated[
-    str | None, Option("--dlq", metavar="SUBJECT", help="Dead-letter subject, without --config.")
+    str | None, Option("--dlq", metavar="SUBJECT", help="Dead-letter subject or stream, without --config.")
 ]
-Url = Annotated[str | None, Option("--url", metavar="URL", help="NATS URL, without --config. [nats.url]")]
+Url = Annotated[
+    str | None, Option("--url", metavar="URL", help="URL of NATS or Redis, without --config. [nats.url]")
+]
 NUMBERS = Argument(metavar="NUMBER...", help="Numbers of dead letters, as in the list.")
 Limit = Annotated[
     int, Option("--limit", min=1, max=10_000, help="Maximum number of dead letters, oldest first.")
@@ -274,27 +276,30 @@ async def open_admin(
     url: Url = None,
 ) -> AsyncIterator["IngestDeadLetterAdmin"]:
     """Open the dead letters of a subject, or of the namespace in a file."""
-    with explain_missing_extra("nats"):
-        from postroom.adapters.compose.ingest import NatsSettings, NatsSource, nats_settings
-    from postroom.adapters.compose.ingest import open_ingest_dead_letters
+    scheme = (url or "").partition("://")[0]
+    with explain_missing_extra(_EXTRAS.get(scheme, "nats")):
+        from postroom.adapters.compose.ingest import has_dead_letters, open_ingest_dead_letters
 
     if config is None:
         if subject is None:
             raise WrongUsage("Name the dead-letter subject: --dlq SUBJECT, or --config FILE.")
-        nats = session.settings.section("nats", NatsSettings, {"url": url})
+        flags = {"url": url, "subject": subject, "durable": "dlq", "stream": None, "dlq": subject}
+        source = source_from_flags(session, flags)
     else:
         if subject is not None or url is not None:
             raise WrongUsage(f"The file {config} names subject and server; omit --dlq and --url.")
         from postroom.adapters.compose.ingest import find_namespace, load_namespaces
 
         source = find_namespace(load_namespaces(config), namespace).source
-        subject = source.dead_letter_subject if isinstance(source, NatsSource) else None
-        if subject is None or not isinstance(source, NatsSource):
-            raise WrongUsage(
-                f"The namespace in {config} has no dead_letter_subject, so there are no dead letters."
-            )
-        nats = nats_settings(source)
-    async with open_ingest_dead_letters(nats, subject) as admin:
+    if not has_dead_letters(source):
+        raise WrongUsage(
+            f"The namespace in {config} has no dead letters that can be read one by one: name a "
+            "dead_letter_subject of NATS or a dead_letter_stream of Redis; for Kafka and RabbitMQ, use their "
+            "tools."
+            if config is not None
+            else f"{scheme}:// has no dead letters that can be read one by one; use the tools of the broker."
+        )
+    async with open_ingest_dead_letters(source) as admin:
         yield admin
 
 

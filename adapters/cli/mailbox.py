@@ -25,7 +25,7 @@ from postroom.domain.settings import (
 )
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.adapters.compose.connect import StoreMailbox
     from postroom.application.operations.mailbox import Mailbox
 
 
@@ -98,7 +98,7 @@ async def set_settings(
     if not pairs and not unset:
         raise WrongUsage("Nothing to change; pass NAME=VALUE or --unset NAME.")
     parsed = parse_changes(pairs, unset or ())
-    async with session.use(create=True, gives_settings=False) as mailbox:
+    async with session.use_any(create=True, gives_settings=False) as mailbox:
         if not await change(session, mailbox, parsed, yes=yes):
             return REFUSED
     return 0
@@ -214,7 +214,7 @@ async def apply(
         from postroom.adapters.cli.streams import read_definitions
 
         read_definitions(session.settings)  # invalid ones change nothing, the mailbox neither
-    async with session.use(create=True, gives_settings=False) as mailbox:
+    async with session.use_any(create=True, gives_settings=False) as mailbox:
         if not await change(session, mailbox, _file_settings(session), replace=True, yes=yes):
             return REFUSED
     if has_streams:
@@ -227,12 +227,12 @@ async def apply(
 @asynccontextmanager
 async def use_applied(
     session: Session, *, apply: bool, amnesia: bool = False, in_thread: bool = True
-) -> AsyncIterator["SharedMailbox"]:
-    """Use the mailbox as `Session.use`, after its settings were made equal to the file if `apply` says so.
+) -> AsyncIterator["StoreMailbox"]:
+    """Use the mailbox as `Session.use_any` does; with `apply`, first make its settings equal to the file.
 
-    Raises: what `Session.use` raises; LosesData.
+    Raises: what `Session.use_any` raises; LosesData.
     """
-    async with session.use(
+    async with session.use_any(
         create=True, amnesia=amnesia, gives_settings=not apply, in_thread=in_thread
     ) as mailbox:
         if apply:

@@ -3,13 +3,15 @@
 import atexit
 import gc
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from postroom.adapters.cli.command import Command, Entries, Group, as_root, build_root
 from postroom.adapters.cli.output import Output, prepare_streams
-from postroom.adapters.cli.values import DONE, HELP, INTERRUPTED, REFUSED, USAGE, end_soon, imported
+from postroom.adapters.cli.values import DONE, HELP, INTERRUPTED, REFUSED, USAGE, Process, end_soon
+from postroom.application.version import own_version
 
 # Typer may bundle its own copy of click, where the base class of usage errors has no public name.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -64,6 +66,16 @@ COMMANDS: Entries = {
     "show": Command("inspect:show", QUERIES),
     "backlog": Command("inspect:backlog", QUERIES),
     "search": Command("search:search", QUERIES),
+    "searches": Group(
+        "Saved searches of a mailbox, which the console shows: save, list, run and delete them.",
+        {
+            "list": Command("searches:list_searches"),
+            "save": Command("searches:save"),
+            "run": Command("searches:run"),
+            "delete": Command("searches:delete"),
+        },
+        QUERIES,
+    ),
     "export": Command("search:export", QUERIES),
     "stats": Command("search:stats", QUERIES),
     "activity": Command("search:activity", QUERIES),
@@ -114,8 +126,10 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
+    "own": Command("own:own", OPERATIONS),
     "serve": Command("serve:serve", OPERATIONS),
-    "console": Command("serve:console", OPERATIONS),
+    "console": Command("console:console", OPERATIONS),
+    "mcp": Command("mcp:mcp", OPERATIONS),
     "proxy": Command("cluster:proxy", OPERATIONS),
     "runner": Command("cluster:runner", OPERATIONS),
     "admin": Command("admin:admin", OPERATIONS),
@@ -138,9 +152,12 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "topic": Group(
-        "Topics: list, pause, resume and purge them, show and change their policies.",
+        "Topics: list, show, pause, resume and purge them, set their policies, list consumers and workers.",
         {
             "list": Command("topic:list_topics"),
+            "show": Command("topic:show"),
+            "consumers": Command("topic:list_consumers"),
+            "workers": Command("topic:list_workers"),
             "pause": Command("topic:pause"),
             "resume": Command("topic:resume"),
             "policy": Command("topic:policy"),
@@ -160,6 +177,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "doctor": Command("config:doctor", OPERATIONS),
+    "explain": Command("config:explain", OPERATIONS),
     "config": Group(
         "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),
@@ -254,29 +272,37 @@ COMMANDS: Entries = {
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
+    """Run the command line and end its process; other programs call `invoke`."""
     # Else the interpreter visits every object several times before it ends. DuckDB would complain of leaks.
     atexit.register(lambda: None if "duckdb" in sys.modules else gc.freeze())
+    Process.is_own = True
+    code = invoke(sys.argv[1:])
+    end_soon(code)
+    sys.exit(code)
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code; the process goes on.
+
+    Arguments:
+        arguments: the words after `postroom`.
+    """
     prepare_streams()
-    arguments = sys.argv[1:]
     out = Output("--json" in arguments)
     try:
-        code = build().main(arguments, prog_name="postroom", standalone_mode=False)
+        return build().main(list(arguments), prog_name="postroom", standalone_mode=False) or DONE
     except UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else "postroom"
         message = error.format_message().strip()
         if message:  # empty if a group without a command showed its help
             stop = "" if message.endswith((".", "?")) else "."
             out.error({"code": "E_USAGE", "message": f"{message}{stop} See {where} --help."})
-        code = USAGE
+        return USAGE
     except typer.Abort:
-        code = INTERRUPTED
+        return INTERRUPTED
     except OSError as error:
         out.error({"code": "E_USAGE", "message": str(error)})
-        code = REFUSED
-    if imported:
-        end_soon(code or DONE)
-    sys.exit(code)
+        return REFUSED
 
 
 def build() -> Any:
@@ -293,8 +319,6 @@ def root(
     Settings come from flags, then from the environment (POSTROOM_*), then from postroom.toml.
     """
     if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(f"postroom {version_of('postroom')}")
+        typer.echo(f"postroom {own_version()}")
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Id, Time
-from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.remote import read_store, use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import (
     NOTHING,
@@ -126,9 +126,8 @@ def peek(
     Nothing is hidden, counted as an attempt or written to the log, and it works while another process owns
     the mailbox. With --json it prints one JSON object a line.
     """
-    with session.read(session.mailbox) as reader:
-        messages = reader.peek_messages(topic, limit=limit)
-        reason = None if messages else reader.why_empty(topic)
+    messages = read_store(session, lambda mailbox: mailbox.peek_messages(topic, limit=limit))
+    reason = None if messages else session.why_empty(topic)
     for number, message in enumerate(messages):
         _show_peeked_message(session, message, first=not number)
     if not messages:

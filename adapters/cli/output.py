@@ -223,6 +223,10 @@ MAX_LABEL = 24
 """Columns of the names of facts beside which values begin; longer names move their value."""
 
 
+SELF_EXPLANATORY = ("E_DEFECT", "E_INTERRUPTED", "E_IO", "E_NOT_FOUND", "E_SCHEMA", "E_USAGE")
+"""Codes of errors whose text is complete; the command line does not refer to `postroom explain` for them."""
+
+
 def prepare_streams() -> None:
     """Make the standard streams fit to write any text to, however the process was started.
 
@@ -297,11 +301,13 @@ class Output:
             self.note(f"There is more; continue with --cursor {quote(cursor)}.")
 
     def error(self, facts: dict[str, Any]) -> None:
-        """Write an error: a JSON object for machines, else one line."""
+        """Write an error: a JSON object for machines, else one line; a terminal also gets the code."""
         if self.as_json:
             sys.stderr.write(_encode(facts) + "\n")
         else:
             sys.stderr.write(f"postroom: {printable(facts['message'], multiline=False)}\n")
+            if sys.stderr.isatty() and facts["code"] not in SELF_EXPLANATORY:
+                sys.stderr.write(f"`postroom explain {facts['code']}` says more.\n")
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, only_wide: Iterable[str] = ()

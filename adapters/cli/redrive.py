@@ -26,7 +26,8 @@ from postroom.adapters.cli.values import (
 
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
-    from postroom.application.query_results import Outcome, RedrivePreview, RedriveReport
+    from postroom.application.query_results import Outcome, RedrivePreview
+    from postroom.application.reports import RedriveReport
     from postroom.domain.redrive.spec import JobAction
 
 POLL_SECONDS = 0.2
@@ -51,6 +52,10 @@ async def start(
     reason: Annotated[Texts, Option(help="Reason such as max_attempts; may be repeated.")] = None,
     fingerprint: Annotated[Texts, Option(help="Fingerprint of the error; may be repeated.")] = None,
     key: Annotated[Texts, Option(help="Sticky key; may be repeated.")] = None,
+    status: Annotated[
+        Texts,
+        Option(metavar="ready|in_flight", help="Cancel or reschedule only these; may be repeated."),
+    ] = None,
     id_: Annotated[Texts, Option("--id", help="Only this message; may be repeated.")] = None,
     dead_since: Annotated[
         str | None, Option(metavar="TIME", help="Dead-lettered at or after: RFC 3339, ms, or an age.")
@@ -103,7 +108,7 @@ async def start(
 
     The owner of the mailbox runs the job; use --detach only while another process, such as a server, owns it.
     """
-    from postroom.domain.redrive.spec import Action, RedriveSpec
+    from postroom.domain.redrive.spec import Action, RedriveSpec, WaitingStatus
 
     now = datetime.now(UTC)
     if action == "reschedule" and (delay is None) == (at is None):
@@ -130,6 +135,7 @@ async def start(
         remove_headers=tuple(remove_header or ()),
         merge_patch=_read_patch(merge_patch),
         keys=tuple(key or ()),
+        statuses=cast(tuple[WaitingStatus, ...], tuple(status or ())),
         at=None if at is None else int(parse_due("--at", at).timestamp() * 1_000),
         note=note,
         **{name: None if time is None else parse_time(time, now) for name, time in times.items()},
@@ -193,12 +199,13 @@ async def show(
         )
     session.out.records(
         {"messages": page.items, "next_cursor": page.next_cursor},
-        ("message", "topic", "outcome", "reason", "copy"),
+        ("message", "topic", "outcome", "status", "reason", "copy"),
         page.items,
         lambda each: (
             Id(each.message_id),
             each.topic,
             each.outcome,
+            each.status,
             each.reason,
             each.copy_id and Id(each.copy_id),
         ),

@@ -3,6 +3,7 @@
 A token is never an argument: other users can see a process's arguments.
 """
 
+import asyncio
 import os
 import stat
 import sys
@@ -34,7 +35,9 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
     Arguments:
         token_file: file with the token that is sent with each call; `POSTROOM_TOKEN` without one.
-        ca, certificate, key: as of `ClientTls`.
+        ca: file in PEM of the authorities that may have signed the server's certificate; None takes the
+            system's.
+        certificate, key: files in PEM of this client's certificate, for a server that asks for one.
     """
 
     token_file: str | None = None
@@ -45,14 +48,14 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterator["Mailbox"]:
-    """Use the mailbox of the settings until the context manager exits; see `Session.use`.
+    """Use the mailbox of the settings until the context manager exits; see `Session.use_any`.
 
     Policies of topics in the settings file are not applied by way of a server.
 
-    Raises: what `Session.use` and `connect_remote` raise.
+    Raises: what `Session.use_any` and `connect_remote` raise.
     """
     if not session.is_remote:
-        async with session.use(create=create) as shared:
+        async with session.use_any(create=create) as shared:
             yield shared
         return
     from postroom.adapters.compose.connect import ClientTls, connect_remote
@@ -71,16 +74,31 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
 
 
 async def read_reports(session: Session, read: Callable[[Any], Any]) -> tuple[str, Any]:
-    """Return the name of the mailbox, and what a call returns: of a store without owning it.
+    """Return the name of the mailbox and the result of `read`, without owning a mailbox of a store.
 
     Arguments:
         read: calls an operation of a `Mailbox` or of a `Reader`.
     """
-    if session.is_remote:
+    if session.is_remote or session.is_namespace:
         async with use_mailbox(session) as postroom:
             return postroom.name, await read(postroom)
     with session.read(session.mailbox) as reader:
         return reader.log.mailbox, read(reader)
+
+
+def read_store(session: Session, read: Callable[[Any], Any]) -> Any:
+    """Return the result of `read` for the mailbox in the store; the owners of a namespace answer it.
+
+    Arguments:
+        read: calls an operation of a `Mailbox` or of a `Reader`.
+
+    Raises: InvalidRequest for the URL of a server.
+    """
+    session.existing_store()
+    if session.is_namespace:
+        return asyncio.run(read_reports(session, read))[1]
+    with session.read(session.mailbox) as reader:
+        return read(reader)
 
 
 def find_token_text(session: Session, file: str | None) -> str | None:

@@ -40,7 +40,7 @@ from postroom.domain.capability.token import Token, to_access_key
 
 if TYPE_CHECKING:
     from postroom.adapters.cli.output import Time
-    from postroom.application.access.settings import AccessSettings
+    from postroom.application.access.guard import AccessSettings
 
 
 ALL = "all"
@@ -198,7 +198,7 @@ class AccessSection(msgspec.Struct, frozen=True, kw_only=True):
 
     def control(self) -> "AccessSettings":
         """Return the settings of access control; raise InvalidRequest for one out of bounds."""
-        from postroom.application.access.settings import AccessSettings
+        from postroom.application.access.guard import AccessSettings
 
         quotas = {
             principal: parse_quota(text, f"the quota of {principal}")

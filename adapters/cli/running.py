@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -97,6 +98,8 @@ async def running(
         loop.add_signal_handler(number, end)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) sets it
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # logs show what handlers print when they print it
     async with background_task(reloader.run(manager)), background_task(manager.watch()):
         try:
             with exempt_heap():

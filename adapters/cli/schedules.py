@@ -11,7 +11,7 @@ from postroom.adapters.cli.values import REFUSED, WrongUsage, Yes, parse_duratio
 from postroom.domain.mailbox.schedule_decisions import unknown_schedule
 
 if TYPE_CHECKING:
-    from postroom.application.query_results import ScheduleReport
+    from postroom.application.reports import ScheduleReport
 
 Name = Annotated[str, Argument(help="Name of the schedule.")]
 
@@ -60,6 +60,7 @@ async def show(session: Session, name: Name) -> None:
             ("sticky key", report.sticky_key),
             ("last run", None if report.last_run is None else Time(report.last_run)),
             ("last message", report.last_message_id),
+            ("last result", report.last_result and report.last_result.replace("_", " ")),
             ("next run", _short(report.next_run)),
             ("runs", f"{report.runs:,}"),
             ("set by", origin),

@@ -36,7 +36,6 @@ def search(
 
     With --json it prints one JSON object a line.
     """
-    from postroom.adapters.compose.queries import read_projections
     from postroom.domain.search import Order
 
     if order not in list(Order):
@@ -44,9 +43,23 @@ def search(
     criteria = msgspec.structs.replace(
         criteria, order=Order(order), limit=limit, cursor=cursor, envelopes=envelope
     )
+    return show_results(session, criteria, source, every=every)
+
+
+def show_results(
+    session: Session, criteria: "EventFilter", source: str | None, *, every: bool = False
+) -> int | None:
+    """Print the messages that match, and how current they are; return the status of the command.
+
+    Arguments:
+        source: where the read models were built into.
+        every: print all pages.
+    """
+    from postroom.adapters.compose.queries import read_projections
+
     erasure = session.erasure_settings()
     with read_projections(session.existing_store(), source, erasure=erasure) as projections:
-        count = _show_pages(session, projections, criteria, every, envelope)
+        count = _show_pages(session, projections, criteria, every, criteria.envelopes)
         if not session.out.as_json:
             _note_lag(session, projections)
             if criteria.match is not None:

@@ -1,23 +1,24 @@
-"""`postroom serve` and `console`: serve a mailbox to other processes, and to operators in a browser."""
+"""`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from typer import Option
 
 from postroom.adapters.cli.admin import open_control_plane
 from postroom.adapters.cli.filters import SectionFlags, takes_section
+from postroom.adapters.cli.instances import instance_sources
 from postroom.adapters.cli.mailbox import Apply, use_applied
-from postroom.adapters.cli.remote import ClientSettings, find_token_text
 from postroom.adapters.cli.restrictions import AccessSection
 from postroom.adapters.cli.running import Reload, mailbox_settings, opened, running, tls_certificates
 from postroom.adapters.cli.session import MEMORY, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.values import Dev
+from postroom.adapters.compose import mcp
 from postroom.adapters.compose.access import (
     Access,
     AuditSettings,
@@ -27,7 +28,7 @@ from postroom.adapters.compose.access import (
     open_key_ring,
     open_local_access,
 )
-from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed, new_code
+from postroom.adapters.compose.console import ConsoleSettings, InstanceSource, console_mount, is_installed
 from postroom.adapters.compose.process import protect_memory
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -44,10 +45,11 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.policy import MAX_DURATION_MS
 
 if TYPE_CHECKING:
+    from postroom.application.access.authority import KeyRing
     from postroom.application.operations.mailbox import Mailbox
+    from postroom.application.ports.failed_work import FailedWork
 
 
 def enter_amnesia(session: Session, *addresses: str | None) -> Session:
@@ -100,6 +102,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
         behind_proxy: whether a proxy in front terminates TLS.
         allowed_hosts: host names of the server besides loopback names; `*` for any.
         console: whether to serve the console; None if its packages are installed.
+        mcp: whether to serve the tools for agents; None if their package is installed.
     """
 
     http: str = DEFAULT_HTTP
@@ -112,6 +115,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     behind_proxy: bool = False
     allowed_hosts: tuple[str, ...] = ()
     console: bool | None = None
+    mcp: bool | None = None
 
     def protection(self) -> SurfaceProtection:
         """Return the protection of the surfaces; raise InvalidRequest for an unusable certificate."""
@@ -157,27 +161,72 @@ def serve(
     if not settings.http and not settings.grpc and not settings.sqs:
         raise InvalidSettings("[serve] has neither an http nor a grpc nor an sqs address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    surfaces = _surfaces(session, settings, protection)
+    surfaces = _surfaces(session, settings, protection, dev=dev)
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia, apply=apply))
 
 
-def _surfaces(session: Session, settings: ServeSettings, protection: SurfaceProtection) -> list[Surface]:
+def _surfaces(
+    session: Session, settings: ServeSettings, protection: SurfaceProtection, *, dev: bool
+) -> list[Surface]:
     surfaces = []
     if settings.http:
-        mount = None
+        mounts = []
+        console = session.settings.section("console", ConsoleSettings)
         if settings.console or (settings.console is None and is_installed()):
-            mount = console_mount(
-                session.store,
-                session.settings.section("console", ConsoleSettings),
-                open_control_plane=partial(open_control_plane, session),
-                trusts_proxy=settings.behind_proxy,
+            control_plane = partial(open_control_plane, session)
+            mounts.append(
+                console_mount(
+                    session.store,
+                    console,
+                    open_control_plane=control_plane,
+                    trusts_proxy=settings.behind_proxy,
+                    find_failed_work=partial(find_failed_work, session),
+                    instances=_instances(session, console, dev=dev),
+                )
             )
-        surfaces.append(open_http_surface(settings.http, settings, protection, mount))
+        agents = session.settings.section("mcp", mcp.McpSettings)
+        keys = find_keys(session)
+        mounts += mcp.mcp_mounts(session.store, agents, console, keys, is_served=settings.mcp)
+        surfaces.append(open_http_surface(settings.http, settings, protection, *mounts))
     if settings.grpc:
         surfaces.append(open_grpc_surface(settings.grpc, protection, settings))
     if settings.sqs:
         surfaces.append(open_sqs_surface(settings.sqs, settings, protection))
     return surfaces
+
+
+def find_keys(session: Session) -> "KeyRing | None":
+    """Return the root keys of the store; None for a database whose key file is not named."""
+    with suppress(InvalidRequest):
+        return open_key_ring(session.store, session.settings.section("access", AccessSection).key_file)
+    return None
+
+
+def _instances(session: Session, console: ConsoleSettings, *, dev: bool) -> "list[InstanceSource]":
+    """Return the other mailboxes that the console shows, to holders of a token of each."""
+    if not console.instances:
+        return []
+
+    @asynccontextmanager
+    async def open_each(each: Session) -> AsyncIterator[tuple[Access, str | None]]:
+        async with nullcontext(unrestricted) if dev else checked_access(each) as access:
+            yield access, None
+
+    return instance_sources(
+        session, console.instances, open_each, find_failed_work, read_only=console.read_only
+    )
+
+
+def find_failed_work(session: Session, mailbox: str) -> "list[FailedWork]":
+    """Return the failures of the outboxes and the inbox of the settings, for the console of a mailbox."""
+    from postroom.adapters.compose.failed_work import configured_failures, recorded_failures
+
+    databases = session.outbox_databases()
+    addresses = [databases.store, *databases.relayed, *databases.others]
+    return [
+        *configured_failures(session.settings.sections, session.settings.section),
+        *recorded_failures(addresses, mailbox),
+    ]
 
 
 def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
@@ -190,6 +239,29 @@ def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
         raise InvalidSettings(str(error)) from error
     audit = session.settings.section("audit", AuditSettings)
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
+
+
+def local_access(
+    session: Session, *, admits_tokens: bool = False
+) -> AbstractAsyncContextManager[tuple[Access, str]]:
+    """Let the user of this process do everything, and audit it; yields the token of the session.
+
+    Arguments:
+        admits_tokens: let the bearers of capabilities of the store in, too.
+    """
+    audit = session.settings.section("audit", AuditSettings)
+    if not admits_tokens:
+        return open_local_access(session.store, session.mailbox, audit=audit)
+    settings = session.settings.section("access", AccessSection).control()
+    issued = find_keys(session)
+    return open_local_access(session.store, session.mailbox, audit=audit, issued=issued, settings=settings)
+
+
+@asynccontextmanager
+async def access_with(session: Session, token: str) -> AsyncIterator[tuple[Access, str]]:
+    """Let the bearer of a token do what it permits; yields the token of the session."""
+    async with checked_access(session) as access:
+        yield access, token
 
 
 def cache_ttl_ms(session: Session) -> int:
@@ -216,6 +288,7 @@ async def _serve(
     apply: bool,
 ) -> None:
     stop = asyncio.Event()
+    session.check_one_mailbox()
     async with (
         opened(lambda: use_applied(session, apply=apply, amnesia=amnesia, in_thread=False)) as mailbox,
         opening as access,
@@ -242,86 +315,3 @@ async def _serve(
         session.out.note("Stopping.")
         if amnesia:
             await report_loss(mailbox)
-
-
-CONSOLE_HTTP = "127.0.0.1:0"
-
-
-def console(
-    session: Session,
-    http: Annotated[
-        str, Option(metavar="ADDRESS", help="Address of this machine: host:port; a free port by default.")
-    ] = CONSOLE_HTTP,
-    read_only: Annotated[bool, Option("--read-only", help="Refuse all actions.")] = False,
-) -> None:
-    """Show the mailbox in a browser, until interrupted.
-
-    Prints a link that works once, within ten minutes. Its session may do everything, or only what the token
-    of --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console calls that
-    one.
-    """
-    settings = session.settings.section("console", ConsoleSettings, {"read_only": read_only or None})
-    settings = settings.validate()
-    if not http or http.startswith("unix:"):
-        raise InvalidSettings("--http must be a host:port of this machine that a browser can open.")
-    token = find_token_text(session, session.settings.section("client", ClientSettings).token_file)
-    access = local_access(session) if token is None else _access_with(session, token)
-    with explain_missing_extra("console"):
-        import uvloop
-    uvloop.run(serve_console(session, http, settings, access))
-
-
-def local_access(session: Session) -> AbstractAsyncContextManager[tuple[Access, str]]:
-    """Let the user of this process do everything, and audit it; yields the token of the session."""
-    audit = session.settings.section("audit", AuditSettings)
-    return open_local_access(session.store, session.mailbox, audit=audit)
-
-
-@asynccontextmanager
-async def _access_with(session: Session, token: str) -> AsyncIterator[tuple[Access, str]]:
-    async with checked_access(session) as access:
-        yield access, token
-
-
-async def serve_console(
-    session: Session,
-    http: str,
-    settings: ConsoleSettings,
-    opening: AbstractAsyncContextManager[tuple[Access, str]],
-) -> None:
-    """Print the link of the console, and serve it until interrupted.
-
-    Arguments:
-        opening: yields access control, and the token of the session that the link starts.
-    """
-    stop = asyncio.Event()
-    async with (
-        # A console must not replace an owner that is slow to answer, and sets no policies.
-        session.use(owner_timeout_ms=MAX_DURATION_MS, gives_settings=False) as mailbox,
-        opening as (access, token),
-    ):
-        code = new_code(token)
-        mount = console_mount(
-            session.store,
-            settings,
-            open_control_plane=partial(open_control_plane, session),
-            code=code,
-            is_alone=True,
-        )
-        surfaces: list[Surface] = [open_http_surface(http, HttpSettings(), None, mount)]
-        async with serve_mailbox(
-            session.store,
-            mailbox,
-            surfaces,
-            access=access,
-            measure=mailbox.measure,
-            cap_cache_ttl_ms=cache_ttl_ms(session),
-        ) as (address,):
-            link = f"{address}{settings.prefix}/start?code={code.text}"
-            async with running(session, stop.set):
-                session.out.result(
-                    {"mailbox": mailbox.name, "link": link}, f"The console of {mailbox.name} is at {link}"
-                )
-                session.out.flush()
-                await stop.wait()
-        session.out.note("Stopping.")

@@ -1,26 +1,27 @@
 """Context of a command: its settings, its output, and access to mailboxes."""
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.settings import Settings
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.names import describe_choices
+from postroom.domain.names import describe_choices, is_mailbox
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import OwnerSettings
-    from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.adapters.compose.connect import SharedMailbox, StoreMailbox
     from postroom.adapters.compose.queries import Reader
     from postroom.adapters.compose.schedule import OutboxDatabases
     from postroom.application.erasure.erase_subject import ErasureSettings
-    from postroom.domain.mailbox.commands import MailboxMode
+    from postroom.domain.mailbox.events import MailboxMode
 
 
 MEMORY = "memory:"
@@ -132,6 +133,11 @@ class Session:
         return self.settings.mailbox or QUEUE_MAILBOX
 
     @property
+    def is_namespace(self) -> bool:
+        """Return whether the mailbox is a namespace: several mailboxes of the store, used as one."""
+        return not is_mailbox(self.mailbox)
+
+    @property
     def is_remote(self) -> bool:
         """Return whether the store is the URL of a server, not a store of this machine."""
         from postroom.adapters.compose.store import is_remote
@@ -172,13 +178,13 @@ class Session:
             raise NotFound(f"{problem}; name a file in a folder that exists with --store or POSTROOM_STORE.")
 
     def mailboxes(self) -> list[str]:
-        """Return the mailboxes to read: the one of the settings, or all of the store."""
+        """Return the mailboxes to read: those of the settings, or all of the store if these name none."""
         from postroom.adapters.compose import list_mailboxes
 
         mailboxes = list_mailboxes(self.existing_store())
         if self.settings.mailbox is None:
             return mailboxes
-        return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
+        return _check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)
 
     def archive(self, folder: str | None = None) -> str | None:
         """Return the folder or URL of the archive to read, or None for none.
@@ -202,23 +208,54 @@ class Session:
         """
         from postroom.adapters.compose.queries import read_mailbox
 
+        store = self.existing_store()
+        self.check_one_mailbox(mailbox)
         with read_mailbox(
-            self.existing_store(), mailbox, archive=self.archive(archive), erasure=self.erasure_settings()
+            store, mailbox, archive=self.archive(archive), erasure=self.erasure_settings()
         ) as reader:
             yield reader
+
+    def _needs_one_mailbox(self, namespace: str) -> InvalidRequest:
+        names = ", ".join(self.mailboxes())
+        return InvalidRequest(
+            f"postroom {self.command} is for one mailbox, and {namespace} is a namespace; name one of its "
+            f"mailboxes with --mailbox: {names}."
+        )
 
     def why_empty(self, topic: str) -> str | None:
         """Return the reason why a receive would deliver nothing, or None if it would change the mailbox.
 
+        It is None for a namespace: a receive asks the owners of its mailboxes.
+
         Raises: NotFound when the store or the mailbox is missing.
         """
+        if self.is_namespace:
+            return None
         from postroom.adapters.compose.queries import read_mailbox
 
         with read_mailbox(self.existing_store(), self.mailbox) as reader:
             return reader.why_empty(topic)
 
     @asynccontextmanager
-    async def use(
+    async def use(self, mailbox: str | None = None, **options: Any) -> AsyncIterator["SharedMailbox"]:
+        """Use one mailbox until the context manager exits; see `use_any`.
+
+        Raises: InvalidRequest for a namespace; else as `use_any` does.
+        """
+        from postroom.adapters.compose.connect import SharedMailbox
+
+        self.check_one_mailbox(mailbox)
+        async with self.use_any(mailbox, **options) as shared:
+            assert isinstance(shared, SharedMailbox), "it is no namespace"
+            yield shared
+
+    def check_one_mailbox(self, mailbox: str | None = None) -> None:
+        """Raise InvalidRequest for a namespace."""
+        if not is_mailbox(mailbox or self.mailbox):
+            raise self._needs_one_mailbox(mailbox or self.mailbox)
+
+    @asynccontextmanager
+    async def use_any(
         self,
         mailbox: str | None = None,
         *,
@@ -228,8 +265,8 @@ class Session:
         owner_timeout_ms: int | None = None,
         gives_settings: bool = True,
         in_thread: bool = True,
-    ) -> AsyncIterator["SharedMailbox"]:
-        """Use a mailbox until the context manager exits.
+    ) -> AsyncIterator["StoreMailbox"]:
+        """Use a mailbox, or those of a namespace as one, until the context manager exits.
 
         If no process owns the mailbox, this one does; otherwise its commands go to the owner.
 
@@ -258,18 +295,25 @@ class Session:
                 )
             self._check_folder()
         else:
-            _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
+            mailboxes = await asyncio.to_thread(lambda: list_mailboxes(self.existing_store()))
+            _check_mailbox(name, mailboxes, self.shown_store)
         owner_settings = self.owner_settings(gives_settings=gives_settings)._replace(
             mode=mode, amnesia=amnesia
         )
-        async with share_mailbox(
-            self.store,
-            name,
-            timeout_ms=settings.timeout_ms,
-            owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
-            settings=owner_settings,
-            in_thread=in_thread,
-        ) as shared:
+        options: dict[str, Any] = {
+            "timeout_ms": settings.timeout_ms,
+            "owner_timeout_ms": owner_timeout_ms or OWNER_TIMEOUT_MS,
+            "settings": owner_settings,
+            "in_thread": in_thread,
+        }
+        opening: AbstractAsyncContextManager[StoreMailbox]
+        if "@" in name:
+            opening = share_mailbox(self.store, name, **options)
+        else:
+            from postroom.adapters.compose.store_namespace import share_namespace
+
+            opening = share_namespace(self.store, name, share_mailbox, **options)
+        async with opening as shared:
             yield shared
 
     def owner_settings(self, *, gives_settings: bool = True) -> "OwnerSettings":
@@ -332,8 +376,16 @@ class Session:
             )
 
 
-def _check_mailbox(mailbox: str, mailboxes: list[str], store: str) -> str:
-    if mailbox not in mailboxes:
-        choices = describe_choices(mailbox, mailboxes)
-        raise NotFound(f"The store {store} has no mailbox {mailbox}; {choices} Name one with --mailbox.")
-    return mailbox
+def _check_mailbox(name: str, mailboxes: list[str], store: str) -> list[str]:
+    """Return a mailbox of a store, or those of a namespace; raise NotFound if the store has neither."""
+    if not is_mailbox(name):
+        from postroom.domain.namespace import find_fixed_members
+
+        names = [*find_fixed_members(mailboxes, name)]
+    else:
+        names = [name] if name in mailboxes else []
+    if not names:
+        choices = describe_choices(name, mailboxes)
+        kind = "mailbox" if is_mailbox(name) else "namespace"
+        raise NotFound(f"The store {store} has no {kind} {name}; {choices} Name one with --mailbox.")
+    return names

@@ -5,6 +5,7 @@ The structs of policies and limits are their schema; a settings framework would 
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -13,7 +14,7 @@ import msgspec
 from postroom.adapters.cli.logs import LEVELS, read_levels
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_integer
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.names import check_mailbox, check_topic
+from postroom.domain.names import check_mailbox, check_member, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, PolicyValue, TopicPolicy
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         store: path of a SQLite file, `postgresql://...`, or `memory:`. None for the default of the command.
-        mailbox: `namespace@proxy`. None for the default of the command.
+        mailbox: `namespace@proxy`, or a namespace, a group of mailboxes. None for the default.
+        durability: `full` survives power cuts, `relaxed` only crashes of processes.
+        log_level: `debug`, `info`, `warning` or `error`, also of single loggers, such as `info,shop=debug`.
+        log_format: `auto` is `console` on a terminal, else `json`.
         timeout_ms: how long to wait for the owner of the mailbox.
         policy, limits: settings of mailboxes, with defaults; see `mailbox_settings`.
         topics: fields of the policies of topics, by name or glob.
@@ -112,7 +116,7 @@ _CHOICES = {
 }
 _SCALARS = ("store", "mailbox", *_CHOICES, "log_level", "timeout_ms")
 _TABLES = ("policy", "topics", "limits")
-_DATABASES = ("postgresql://", "postgres://")
+_SERVERS = ("postgresql://", "postgres://", "nats://")
 SECTIONS = (
     "nats",
     "kafka",
@@ -132,6 +136,7 @@ SECTIONS = (
     "schedules",
     "serve",
     "console",
+    "mcp",
     "audit",
     "tracing",
     "access",
@@ -272,7 +277,9 @@ def _scalar(name: str, value: object, where: str) -> object:
             raise InvalidSettings(f"{where} is {value!r}; expected a duration above 0, and below a century.")
         return duration
     if name == "mailbox":
-        return _check_name(value, check_mailbox, where)
+        is_namespace = isinstance(value, str) and "@" not in value
+        check = partial(check_member, "the name of a namespace") if is_namespace else check_mailbox
+        return _check_name(value, check, where)
     choices = _CHOICES.get(name)
     if choices is not None and value not in choices:
         raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(choices)}.")
@@ -283,13 +290,13 @@ def _scalar(name: str, value: object, where: str) -> object:
             f"{where} is {value!r}; expected one of {', '.join(LEVELS)}, or the levels of several loggers, "
             "such as info,shop=debug."
         )
-    if name == "store" and "://" in value and not value.startswith(_DATABASES):
+    if name == "store" and "://" in value and not value.startswith(_SERVERS):
         from postroom.adapters.compose.store import is_remote
 
         if not is_remote(value):
             raise InvalidSettings(
                 f"{where} begins with {value.partition('://')[0]}://; a store is a file, memory:, "
-                "postgresql://user@host/database or the URL of a server."
+                "postgresql://user@host/database, nats://host,host,host/NAME or the URL of a server."
             )
     return value
 

@@ -13,7 +13,8 @@ from postroom.application.text import pluralize
 from postroom.domain.mailbox.subscription_decisions import unknown_subscription
 
 if TYPE_CHECKING:
-    from postroom.application.query_results import Moment, RewindReport, SubscriptionReport
+    from postroom.application.query_results import Moment
+    from postroom.application.reports import RewindReport, SubscriptionReport
 
 Name = Annotated[str, Argument(help="Name of the subscription, which is also that of its topic.")]
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.output import Time
+from postroom.adapters.cli.remote import read_reports, read_store, use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import parse_fields
 from postroom.adapters.cli.values import (
@@ -29,6 +30,8 @@ from postroom.domain.settings import SettingsChanges, explain_policy
 if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.queries.simulate_policy import Comparison
+    from postroom.application.reports import ConsumerReport
+    from postroom.application.worker_reports import HandlerState
     from postroom.domain.mailbox.counts import TopicSummary
 
 
@@ -37,14 +40,12 @@ Topic = Annotated[str, Argument(help="Topic.")]
 
 def list_topics(session: Session) -> None:
     """List the topics of a mailbox: messages by status, paused or not, and what their policies change."""
-    with session.read(session.mailbox) as reader:
-        topics, default = reader.list_topics(), reader.get_settings().default_policy
+    topics = read_store(session, lambda mailbox: mailbox.list_topics())
+    default = read_store(session, lambda mailbox: mailbox.get_settings()).default_policy
     if session.out.as_json:
         facts = {"mailbox": session.mailbox, "default_policy": default, "topics": topics}
         session.out.json(facts | {"dlq_profile": "durable"})
         return
-    from postroom.adapters.cli.output import Time
-
     session.out.table(
         ("topic", "ready", "delayed", "in flight", "dead", "oldest", "paused", "policy"),
         [
@@ -59,6 +60,125 @@ def list_topics(session: Session) -> None:
                 ", ".join(_changes(each.policy, default)) or "default",
             )
             for each in topics
+        ],
+    )
+
+
+async def show(session: Session, topic: Topic) -> None:
+    """Show a topic: its messages by status, rates and latencies, keys, and consumers."""
+    _, report = await read_reports(session, lambda mailbox: mailbox.describe_topic(topic))
+    if session.out.as_json:
+        session.out.json(report)
+        return
+    summary = report.summary
+    session.out.facts(
+        [
+            ("topic", topic + (", paused" if summary.paused else "")),
+            ("ready", f"{summary.ready:,}"),
+            ("delayed", f"{summary.delayed:,}"),
+            ("in flight", f"{summary.in_flight:,}"),
+            ("dead letters", f"{summary.dead:,}"),
+            ("oldest", None if summary.oldest_at is None else Time(summary.oldest_at)),
+            ("receivers waiting", f"{summary.receivers:,}"),
+            ("subscriptions", ", ".join(report.subscriptions)),
+        ]
+    )
+    session.out.line()
+    session.out.table(
+        ("messages sent in", "sent", "per second", "acked", "failed", "dead", "queue p95", "total p95"),
+        [
+            (
+                format_duration(each.period_ms),
+                each.sent,
+                f"{each.sent / max(each.seconds, 1):.2f}",
+                each.acked,
+                each.failed,
+                each.dead,
+                None if each.queue_p95_ms is None else format_duration(each.queue_p95_ms),
+                None if each.total_p95_ms is None else format_duration(each.total_p95_ms),
+            )
+            for each in report.periods
+        ],
+    )
+    if cut := [each for each in report.periods if not each.is_whole]:
+        session.out.prose(
+            f"Only the latest {report.events:,} events of the log were read, since {cut[0].since}."
+        )
+    if report.keys:
+        session.out.line()
+        session.out.table(
+            ("key", "waiting", "in flight", "waits for"),
+            [
+                (
+                    each.key,
+                    each.waiting,
+                    each.in_flight,
+                    "a dead letter" if each.is_held else "its limit" if each.is_limited else None,
+                )
+                for each in report.keys
+            ],
+        )
+    if report.consumers:
+        session.out.line()
+        _show_consumers(session, report.consumers)
+
+
+async def list_consumers(session: Session) -> None:
+    """List the consumers that received messages lately or wait for some, with rates and errors."""
+    name, consumers = await read_reports(session, lambda mailbox: mailbox.list_consumers())
+    if session.out.as_json:
+        session.out.json({"mailbox": name, "consumers": consumers})
+        return
+    _show_consumers(session, consumers)
+
+
+async def list_workers(session: Session) -> None:
+    """List the workers that run: version, handlers, how busy they are, and how long they are silent."""
+    async with use_mailbox(session) as postroom:  # only the owner knows the workers
+        name, workers = postroom.name, await postroom.list_workers()
+    if session.out.as_json:
+        session.out.json({"mailbox": name, "workers": workers})
+        return
+    session.out.table(
+        ("worker", "process", "version", "topic", "handler", "in use", "handled", "failed", "reported"),
+        [
+            (
+                each.name,
+                f"{each.host}:{each.process}",
+                each.version or f"postroom {each.postroom_version}",
+                *_handler_cells(handler),
+                f"{format_duration(each.silent_ms)} ago{' (stale)' if each.is_stale else ''}",
+            )
+            for each in workers
+            for handler in (*each.handlers,) or (None,)
+        ],
+    )
+
+
+def _handler_cells(handler: "HandlerState | None") -> "tuple[str | int | None, ...]":
+    if handler is None:
+        return (None,) * 5
+    in_use = f"{handler.in_use} of {handler.concurrency}"
+    return handler.topic, handler.handler, in_use, handler.handled, handler.failed
+
+
+def _show_consumers(session: Session, consumers: "Iterable[ConsumerReport]") -> None:
+    session.out.table(
+        ("consumer", "topic", "waits", "in flight", "received", "acked", "failed", "p95", "last", "error"),
+        [
+            (
+                each.consumer or "(no name)",
+                each.topic or "(sent earlier)",
+                each.receivers,
+                each.in_flight,
+                each.received,
+                each.acked,
+                each.failed,
+                None if each.work_p95_ms is None else format_duration(each.work_p95_ms),
+                None if each.last_received is None else Time(each.last_received),
+                each.last_error,
+            )
+            for each in consumers
         ],
     )
 

@@ -9,21 +9,32 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from postroom.adapters.cli.console import open_own_access
+from postroom.adapters.cli.instances import instance_sources
 from postroom.adapters.cli.mailbox import Apply, use_applied
 from postroom.adapters.cli.running import BACKOFF, mailbox_settings, monitoring, opened, running
-from postroom.adapters.cli.serve import DEFAULT_HTTP, cache_ttl_ms, local_access
+from postroom.adapters.cli.serve import (
+    DEFAULT_HTTP,
+    ServeSettings,
+    cache_ttl_ms,
+    find_failed_work,
+    find_keys,
+    local_access,
+)
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, parse_duration
 from postroom.adapters.cli.views import FOLLOWED_RECORDS, open_running_follower
 from postroom.adapters.cli.work import load_worker, read_schedules
 from postroom.adapters.compose.console import ConsoleSettings, PartState, console_mount, new_code
+from postroom.adapters.compose.mcp import McpSettings, mcp_mounts
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.messages import rfc3339
@@ -265,6 +276,7 @@ def run_parts(
     Arguments:
         load_workers: returns the workers by the name of each; raises WrongUsage if its code can't be used.
     """
+    session.check_one_mailbox()
     if not http or http.startswith("unix:"):
         raise InvalidSettings("--http must be a host:port of this machine that a browser can open.")
     with explain_missing_extra("up"):
@@ -342,7 +354,7 @@ async def _up(
 
     async with (
         opened(lambda: use_applied(session, apply=apply)) as mailbox,
-        local_access(session) as (access, token),
+        local_access(session, admits_tokens=True) as (access, token),
     ):
         for app, worker in workers.items():
             thread = WorkerThread(session, worker, stop_ms)
@@ -358,8 +370,21 @@ async def _up(
             follower = ViewsThread(session)
             parts.append(Part("views", follower.run, follower.stop))
         code = new_code(token)
-        mount = console_mount(session.store, console, code=code, parts=states)
-        surface = open_http_surface(http, HttpSettings(), None, mount)
+        find = partial(find_failed_work, session)
+        sources = instance_sources(
+            session, console.instances, open_own_access, find_failed_work, read_only=console.read_only
+        )
+        mount = console_mount(
+            session.store, console, code=code, parts=states, find_failed_work=find, instances=sources
+        )
+        agents = mcp_mounts(
+            session.store,
+            session.settings.section("mcp", McpSettings),
+            console,
+            find_keys(session),
+            is_served=session.settings.section("serve", ServeSettings).mcp,
+        )
+        surface = open_http_surface(http, HttpSettings(), None, mount, *agents)
         serving = serve_mailbox(
             session.store,
             mailbox,

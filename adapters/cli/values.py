@@ -215,15 +215,24 @@ T = TypeVar("T")
 
 END_SECONDS = 2.0
 """Time for threads of the user's code, and for functions of `atexit`, after a command has ended."""
-imported: set[str] = set()
-"""Modules of the user that this process has imported."""
+
+
+class Process:
+    """The process that the command line runs in."""
+
+    is_own = False
+    """Whether it ends with the command; else it is another program's, such as Django's."""
+    has_user_code = False
+    """Whether a command has imported modules of the user, whose threads may not end."""
 
 
 def end_soon(code: int) -> None:
-    """Make a process that has imported code of the user end within `END_SECONDS`.
+    """End the command line's own process within `END_SECONDS` if it has code of the user.
 
     At exit, Python waits for every non-daemon thread, however long it runs.
     """
+    if not (Process.is_own and Process.has_user_code):
+        return
 
     def end() -> None:
         from postroom.application.telemetry import logger
@@ -252,7 +261,7 @@ def load_object(text: str, kind: type[T]) -> T:
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
-    imported.add(module)
+    Process.has_user_code = True
     try:
         value = import_module(module)
         for part in name.split("."):

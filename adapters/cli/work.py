@@ -18,7 +18,6 @@ from postroom.adapters.cli.values import (
     MetricsPort,
     WrongUsage,
     end_soon,
-    imported,
     load_object,
     parse_duration,
 )
@@ -89,8 +88,7 @@ async def run_worker(
                     session.out.note(f"Handling messages of {mailbox.name} in {session.shown_store}.")
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
-    if imported:  # else the process is another program's, such as Django's
-        end_soon(DONE)  # asyncio.run waits for the threads of `asyncio.to_thread`, too
+    end_soon(DONE)  # asyncio.run waits for the threads of `asyncio.to_thread`, too
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
     if await cancel_and_wait(*stuck, seconds=STUCK_SECONDS):  # handlers that ignore their cancellation
         session.out.flush()
@@ -150,9 +148,8 @@ def _collect(
     session: Session, mailbox: "Mailbox", collect: "Callable[[], list[Metric]]"
 ) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
     """Return a function that adds the metrics of outboxes, and of the mailbox if this process owns it."""
-    from postroom.adapters.compose.connect import SharedMailbox
-
-    if not isinstance(mailbox, SharedMailbox):  # of a server, which has metrics of its own
+    measure_owned = getattr(mailbox, "measure_owned", None)
+    if measure_owned is None:  # of a server, which has metrics of its own
 
         async def collect_own() -> "list[Metric]":
             return collect()
@@ -161,6 +158,6 @@ def _collect(
     outboxes = session.outbox_databases().counter()
 
     async def collect_all() -> "list[Metric]":
-        return [*await mailbox.measure_owned(), *await outboxes.measure(), *collect()]
+        return [*await measure_owned(), *await outboxes.measure(), *collect()]
 
     return collect_all

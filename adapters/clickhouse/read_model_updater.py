@@ -28,8 +28,7 @@ from postroom.adapters.sql.tables import to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
-from postroom.projections.incremental.batch import Batch, Changes
-from postroom.projections.incremental.cursors import START, Cursor, Head, Step, Version
+from postroom.projections.incremental import START, Batch, Changes, Cursor, Head, Step, Version
 from postroom.projections.plan import FORMAT
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import load_projections

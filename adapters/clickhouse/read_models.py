@@ -35,7 +35,7 @@ from postroom.adapters.clickhouse.database import (
     ended,
     read_frames,
 )
-from postroom.adapters.files.durable import is_file_locked
+from postroom.adapters.files import is_file_locked
 from postroom.adapters.sql.access_path import choose
 from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
 from postroom.adapters.sql.search import Branch, IdList, Lead, SearchQuery, word_substring
@@ -47,7 +47,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from postroom.domain.tokenizer import Word
 from postroom.projections.fold import MESSAGES
-from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.incremental import Cursor, Head
 from postroom.projections.models.messages import PROJECTION
 from postroom.projections.projection import load_projections
 

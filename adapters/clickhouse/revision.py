@@ -19,14 +19,20 @@ from postroom.adapters.clickhouse.database import (
 from postroom.adapters.clickhouse.read_model_target import definitions
 from postroom.adapters.sql.versions import parked_rows
 from postroom.domain.errors import Unavailable
-from postroom.projections.fold import MESSAGES, derive
-from postroom.projections.incremental.batch import CHANGEABLE_COLUMNS, STORED_COLUMNS, Changes, StoredRow
-from postroom.projections.incremental.cursors import Cursor, Step, Version
+from postroom.projections.fold import MESSAGES, derive, with_parking
+from postroom.projections.incremental import (
+    CHANGEABLE_COLUMNS,
+    STORED_COLUMNS,
+    Changes,
+    Cursor,
+    Step,
+    StoredRow,
+    Version,
+)
 from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord
-from postroom.projections.parking import with_parking
 from postroom.projections.projection import (
     Column,
     MessageProjection,

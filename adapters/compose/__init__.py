@@ -18,13 +18,13 @@ from postroom.adapters.compose.store import (
     MEMORY,
     Store,
     archive_address,
+    is_on_servers,
     is_remote,
     open_protection,
     open_store,
 )
 from postroom.adapters.local.endpoints import socket_path as make_socket_path
-from postroom.adapters.local.remote_server import OFF, RemoteServer, check_listen
-from postroom.adapters.local.server import listening
+from postroom.adapters.local.server import OFF, RemoteServer, check_listen, listening
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
@@ -33,7 +33,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.erasure.erase_subject import ErasureSettings, as_stored
 from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.extras import explain_missing_extra
-from postroom.application.mailbox.administer import CommandHandlers, EraseMessages
+from postroom.application.mailbox.administer import CommandHandlers, EraseMessages, SavedSearches
 from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import LeaseTerm, MemoryBound, own_by_lease, watch_ownership
@@ -57,7 +57,7 @@ from postroom.domain.arguments import (
     check_type,
 )
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
-from postroom.domain.mailbox.commands import MailboxMode
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage
@@ -66,7 +66,7 @@ from postroom.domain.settings import UNCHANGED, SettingsChanges
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class OwnerHandlers(CommandHandlers, MessageChanges, Subscriptions, Schedules, OwnerQueries):
+class OwnerHandlers(CommandHandlers, MessageChanges, SavedSearches, Subscriptions, Schedules, OwnerQueries):
     """The handlers of all operations of a mailbox that this process owns."""
 
     def __init__(
@@ -137,7 +137,7 @@ class OwnerSettings(NamedTuple):
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             # Absolute, as another process may relay them, and this one may change its working directory.
             archive=None if self.archive is None else archive_address(self.archive),
-            outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
+            outboxes=[each if is_on_servers(each) else os.path.abspath(each) for each in self.outboxes],
         )
 
     def _check_amnesia(self) -> None:
@@ -184,7 +184,7 @@ async def open_mailbox(
 
     Arguments:
         store: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated; or
-            `memory:`, which is lost at the end.
+            `nats://host,host,host/NAME`, in JetStream; or `memory:`, which is lost at the end.
         mailbox: `namespace@proxy`; created if it is missing.
         mode: `queue` or `archive`; None opens a mailbox in the mode it has, and creates a queue.
         limits, default_policy: settings of a new mailbox. They are stored in it: one that exists must have
@@ -241,16 +241,24 @@ def open_owner_store(store: str, settings: OwnerSettings) -> Store:
 
 @asynccontextmanager
 async def own_mailbox(
-    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int, lease: LeaseTerm | None = None
+    store: Store,
+    mailbox: str,
+    settings: OwnerSettings,
+    wait_ms: int,
+    lease: LeaseTerm | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[OwnedMailbox]:
     """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
 
     A process with the lease of the mailbox replaces any owner, which has none. The lock comes first and the
     socket second: of many processes that try to own a mailbox, all but one soon find its socket, and only
     that one opens the log.
+
+    Arguments:
+        clock: None for the clocks of the machine.
     """
     trace_if_used()
-    owner, clock, protection = settings.owner or "", SystemClock(), None
+    owner, clock, protection = settings.owner or "", clock or SystemClock(), None
     if settings.erasure is not None:
         protection = await asyncio.to_thread(open_protection, settings.erasure)
     async with AsyncExitStack() as opened:
@@ -379,5 +387,9 @@ def shown_store(store: str) -> str:
 
 @explain_missing_extra()
 def list_mailboxes(store: str) -> list[str]:
-    """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none."""
+    """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none.
+
+    Arguments:
+        store: its address.
+    """
     return open_store(store).mailboxes()

@@ -11,15 +11,14 @@ from weakref import WeakSet
 
 import msgspec
 
-from postroom.adapters.compose.store import MEMORY, Store, open_store
-from postroom.adapters.keys.key_rings import SUFFIX, FileKeyRing, MemoryKeyRing
-from postroom.adapters.postgres.url import is_url
+from postroom.adapters.compose.store import MEMORY, Store, is_on_servers, open_store
+from postroom.adapters.key_rings import SUFFIX, FileKeyRing, MemoryKeyRing
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog
 from postroom.application.access.audit_log import RETENTION_MS, ReadAudit, StoredAuditLog, verify_audit
 from postroom.application.access.authority import Authority, KeyRing, RevocationLog, Revocations
 from postroom.application.access.control import AccessControl
-from postroom.application.access.settings import AccessSettings
+from postroom.application.access.guard import AccessSettings
 from postroom.application.anchors import Anchor
 from postroom.application.extras import explain_missing_extra
 from postroom.application.operations.mailbox import Mailbox
@@ -136,6 +135,8 @@ def _existing_log(store: str, name: str) -> Iterator[EventLogReader | None]:
 
 US_PER_MS = 1_000
 LOCAL_LIFETIME_MS = 366 * DAY_MS
+NO_EPOCH = (1 << 62) - 1
+"""Epoch of tokens of local users, which no revocation of epochs reaches."""
 Access = Callable[[Mailbox, Search], OpenSession]
 """Returns the function that opens the sessions of callers of a mailbox."""
 
@@ -153,10 +154,10 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
         return FileKeyRing(os.path.abspath(check_path("The path of the key file", path)))
     if store == MEMORY:
         return MemoryKeyRing()
-    if is_url(store):
+    if is_on_servers(store):
         raise InvalidRequest(
-            "The path of the key file is missing, which a store in a database needs; name one, outside the "
-            "database."
+            "The path of the key file is missing, which a store on a server needs; name one, outside the "
+            "store."
         )
     # All names of a file have the same keys, and the working directory may change.
     return FileKeyRing(os.path.realpath(check_path("store", store)) + SUFFIX)
@@ -239,7 +240,8 @@ async def open_access(
     """
     keys = open_key_ring(store, key_file)
     async with AsyncExitStack() as opened:
-        capabilities = opened.enter_context(open_capabilities(store, keys))
+        opening = open_capabilities(store, keys)
+        capabilities = await asyncio.to_thread(opened.enter_context, opening)
         audit_log = await opened.enter_async_context(open_audit_log(open_store(store), audit))
         authority = await opened.enter_async_context(_open_authority(capabilities, keys, settings))
 
@@ -248,32 +250,59 @@ async def open_access(
 
 @asynccontextmanager
 async def open_local_access(
-    store: str, mailbox: str, *, audit: AuditSettings | None = None
+    store: str,
+    mailbox: str,
+    *,
+    audit: AuditSettings | None = None,
+    issued: KeyRing | None = None,
+    settings: AccessSettings | None = None,
 ) -> AsyncIterator[tuple[CheckedAccess, str]]:
     """Let this process's user do everything, with a token that only this process knows; calls are audited.
 
+    Arguments:
+        issued: keys of the store, so that the capabilities that it issued are valid, too.
+
     Yields: what returns the sessions of callers of a mailbox, and the token.
-    Raises: Unavailable when the audit log can't be written.
+    Raises: Unavailable when the audit log can't be written, InvalidRequest for an unusable key file.
     """
     now = SystemClock().wall()
     key = RootKey(token_bytes(KEY_ID_BYTES), token_bytes(SECRET_BYTES), now)
-    keys = MemoryKeyRing()
-    keys.rotate(key, now)
     nonce, principal = token_bytes(NONCE_BYTES), f"local user {_user_name()}"
     issued_at = now // US_PER_MS
     identifier = Identifier(
-        key_id=key.id, nonce=nonce, principal=principal, epoch=1, issued_at=issued_at, rights=Rights()
+        key_id=key.id,
+        nonce=nonce,
+        principal=principal,
+        epoch=NO_EPOCH,
+        issued_at=issued_at,
+        rights=Rights(),
     )
     token = mint(identifier, key.secret, [Expires(issued_at + LOCAL_LIFETIME_MS)]).encode()
-    async with (
-        open_audit_log(open_store(store), audit) as log,
-        _open_authority(_NoRevocations(), keys, None) as authority,
-    ):
+    async with AsyncExitStack() as opened:
+        log = await opened.enter_async_context(open_audit_log(open_store(store), audit))
+        revocations: RevocationLog = _NoRevocations()
+        if issued is not None:
+            revocations = opened.enter_context(open_capabilities(store, issued))
+        keys = _LocalKeyRing(key, issued)
+        authority = await opened.enter_async_context(_open_authority(revocations, keys, settings))
         session = AuditEntry(
             now, principal, nonce.hex(), Right.ADMIN, mailbox, (), "", 0, ALLOWED, "", ("session",)
         )
         await log.record([session])
-        yield CheckedAccess(authority, log, None), token
+        yield CheckedAccess(authority, log, settings), token
+
+
+class _LocalKeyRing(MemoryKeyRing):
+    """The keys of the store, with the key of this process's user."""
+
+    def __init__(self, key: RootKey, issued: KeyRing | None) -> None:
+        super().__init__()
+        self.rotate(key, key.created_at)
+        self._issued = issued
+
+    def root_keys(self) -> Sequence[RootKey]:
+        """Return the keys; see `KeyRing.root_keys`."""
+        return [*super().root_keys(), *(() if self._issued is None else self._issued.root_keys())]
 
 
 class _NoRevocations:

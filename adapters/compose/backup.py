@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from postroom.adapters.anchors.file import AnchorFile, check_repository, commit
-from postroom.adapters.backup.folder import (
+from postroom.adapters.backup import (
     STORE,
     check_files,
     complete,
@@ -21,7 +21,7 @@ from postroom.adapters.backup.folder import (
 )
 from postroom.adapters.compose import list_mailboxes
 from postroom.adapters.compose.archive import open_archive
-from postroom.adapters.compose.store import Store, open_store
+from postroom.adapters.compose.store import JETSTREAM_SCHEME, Store, open_store, scheme_of
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file, loading
 from postroom.adapters.sqlite.store import SqliteStore
@@ -29,6 +29,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.anchors import Anchor, check_logs, next_anchor
 from postroom.application.backup.manifest import FORMAT, ArchivedSegment, Manifest, VerifyBackup, copy_store
 from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.backup import StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import LogArchive
 from postroom.application.queries.verify import Verification
 from postroom.application.queries.verify_archive import VerifyArchive
@@ -103,6 +104,8 @@ def _copy(place: Store, address: str, file: Path, progress: Progress) -> str:
     if isinstance(place, SqliteStore):
         copy_file(Path(place.identity), file, lambda done, total: progress(done / total, f"{total:,} pages"))
         return "sqlite"
+    if scheme_of(address) == JETSTREAM_SCHEME:
+        return _copy_streams(address, file, progress)
     if not is_url(address):
         raise InvalidRequest(
             f"The store {place.where} ends with its process; name a file or a postgresql:// URL."
@@ -110,16 +113,30 @@ def _copy(place: Store, address: str, file: Path, progress: Progress) -> str:
     from postroom.adapters.postgres.backup import reading_store  # psycopg is slow to import
 
     with reading_store(address) as snapshot, loading(file) as loader:
-        heads = snapshot.heads()
-        total = max(sum(head.position - head.first + 1 for head in heads if head.first), 1)
-        copy_store(
-            snapshot,
-            loader,
-            heads,
-            progress=lambda count: progress(count / total, f"{count:,} of {total:,} records"),
-        )
+        _load(snapshot, loader, progress)
         snapshot.copy_tables(file.parent)
     return "postgresql"
+
+
+@explain_missing_extra("nats")
+def _copy_streams(address: str, file: Path, progress: Progress) -> str:
+    """Copy the logs of a store in JetStream to a file; return its kind."""
+    from postroom.adapters.jetstream.backup import reading_store
+
+    with reading_store(address) as snapshot, loading(file) as loader:
+        _load(snapshot, loader, progress)
+    return "jetstream"
+
+
+def _load(snapshot: StoreSnapshot, loader: StoreLoader, progress: Progress) -> None:
+    heads = snapshot.heads()
+    total = max(sum(head.position - head.first + 1 for head in heads if head.first), 1)
+    copy_store(
+        snapshot,
+        loader,
+        heads,
+        progress=lambda count: progress(count / total, f"{count:,} of {total:,} records"),
+    )
 
 
 def _segments(archive: str | Path | None) -> list[ArchivedSegment]:

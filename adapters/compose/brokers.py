@@ -23,7 +23,7 @@ from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
-from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
+from postroom.application.cloudevents import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric
 from postroom.application.outbox.events import AGGREGATE_ID
@@ -69,7 +69,14 @@ TIMEOUT_MS = 5_000
 
 
 class MailboxTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox to which an outbox publishes; the arguments are the same as for `connect`."""
+    """A mailbox to which an outbox publishes; the arguments are the same as for `connect`.
+
+    Arguments:
+        address: of the store or server, as for `connect`.
+        mailbox: name of the mailbox.
+        token: sent to a server with each call.
+        tls: certificates with which to connect to a server.
+    """
 
     address: str
     mailbox: str = DEFAULT_MAILBOX
@@ -170,6 +177,9 @@ async def _open_jetstream(
 @asynccontextmanager
 async def open_streams(nats: NatsSettings) -> AsyncIterator["JetStreamStreams"]:
     """Manage the streams of a NATS server for the length of the context.
+
+    Arguments:
+        nats: address of NATS, and access to it.
 
     Raises: Unavailable when it can't be reached.
     """

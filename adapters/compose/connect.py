@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import uuid_utils
@@ -32,11 +32,16 @@ from postroom.application.erasure.erase_subject import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.threads import background_loop
-from postroom.domain.arguments import check_int, check_path, check_text, check_type
+from postroom.domain.arguments import check_any_text, check_int, check_path, check_text, check_type
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.mailbox.commands import MailboxMode
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
+
+if TYPE_CHECKING:  # imported on use
+    from postroom.adapters.compose.store_namespace import StoreNamespace
+
+StoreMailbox: TypeAlias = "SharedMailbox | StoreNamespace"
 
 __all__ = ["Connection", "SharedMailbox", "connect", "share_mailbox"]
 
@@ -118,7 +123,7 @@ _Client = AbstractAsyncContextManager[Mailbox]
 def _http(url: str, _: str | None, timeout_ms: int, token: str | None, tls: ClientTls | None) -> _Client:
     address = _parse(url)
     with explain_missing_extra("http"):
-        from postroom.adapters.http_client.client import connect_http
+        from postroom.adapters.http_client import connect_http
     return connect_http(address, timeout_ms=timeout_ms, token=token, tls=tls or ClientTls())
 
 
@@ -281,8 +286,9 @@ def connect(
         address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;
             `memory:`, for this process alone; or the URL of a server, such as `http://host:port` (see
             `connect_remote`), to which the arguments after `tls` do not apply.
-        mailbox: `namespace@proxy`; created if it is missing. A server has one: the default takes it whatever
-            its name is, any other name must be its own.
+        mailbox: `namespace@proxy`; created if it is missing. Or a namespace that `postroom own --owners`
+            created in the store, whose mailboxes are used as one. A server has one mailbox: the default takes
+            it whatever its name is, any other name must be its own.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
@@ -313,9 +319,12 @@ def connect(
         settings = OwnerSettings(
             mode, durability, changes, owner, archive, accept_clock, outboxes, amnesia, listen, erasure
         )
-        return share_mailbox(
-            address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings
-        )
+        timeouts: dict[str, Any] = {"timeout_ms": timeout_ms, "owner_timeout_ms": owner_timeout_ms}
+        if "@" in check_any_text("The mailbox name", mailbox):
+            return share_mailbox(address, mailbox, settings=settings, **timeouts)
+        from postroom.adapters.compose.store_namespace import share_namespace  # few stores have any
+
+        return share_namespace(address, mailbox, share_mailbox, settings=settings, **timeouts)
 
     return Connection(open_)
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.schedule import OutboxDatabases
-from postroom.adapters.compose.store import MEMORY, open_store
+from postroom.adapters.compose.store import JETSTREAM_SCHEME, MEMORY, is_on_servers, open_store, scheme_of
 from postroom.adapters.local.endpoints import fits
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.capture.settings import CaptureSettings
@@ -46,18 +46,30 @@ def store_checks(address: str, durability: Durability, seconds: float) -> list[C
     """Return the checks of a store.
 
     Arguments:
-        address: a file, `postgresql://...` or `memory:`.
+        address: a file, `postgresql://...`, `nats://...` or `memory:`.
         seconds: deadline of a statement.
     """
     if address == MEMORY:
         return []
-    own = (
-        [database_check(address, "store", "database", seconds)]
-        if is_url(address)
-        else sqlite_checks(address, durability, fits)
-    )
+    if is_url(address):
+        own = [database_check(address, "store", "database", seconds)]
+    elif scheme_of(address) == JETSTREAM_SCHEME:
+        own = [_streams_check(address)]
+    else:
+        own = sqlite_checks(address, durability, fits)
     owners = [_owners_check(address, seconds)] if is_url(address) else []
     return [*own, *owners, Check("logs", lambda: _check_logs(address))]
+
+
+def _streams_check(address: str) -> Check:
+    """Return the check of the streams of a store in JetStream."""
+
+    def run() -> Iterator[Finding]:
+        with explain_missing_extra("nats"):
+            from postroom.adapters.jetstream.store import check_streams
+        yield from check_streams(address)
+
+    return Check("streams", run)
 
 
 def _owners_check(url: str, seconds: float) -> Check:
@@ -118,8 +130,8 @@ def keys_check(store: str, path: str | None) -> Check:
     """
 
     def run() -> Iterator[Finding]:
-        if path is None and (is_url(store) or store == MEMORY):
-            advice = "Name one with [access] key_file, outside the database."
+        if path is None and (is_on_servers(store) or store == MEMORY):
+            advice = "Name one with [access] key_file, outside the store."
             yield Finding("keys", "ok", "there is no key file; only serve --dev starts", advice)
             return
         yield check_keys(open_key_ring(store, path).root_keys(), SystemClock().wall())

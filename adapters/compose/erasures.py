@@ -20,7 +20,7 @@ from postroom.application.erasure.erase_subject import (
     SubjectMessages,
 )
 from postroom.application.erasure.protection import MessageEncryption
-from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.mailbox.segments import ends_with
 from postroom.application.ports.subject_keys import Subject
 from postroom.application.queries.find_subject import CountEncrypted, FindSubject, SubjectInLog
 from postroom.application.queries.mailbox_past import LogTime

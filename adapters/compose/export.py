@@ -60,6 +60,9 @@ def export_messages(
     """Export the messages that a filter matches; return the origin of the export and its size in bytes.
 
     Arguments:
+        store: path of a SQLite file, or `postgresql://` URL.
+        filter_: what to export.
+        format_: `parquet`, `csv` or `json`, a line for each message.
         file: it contains the complete export afterwards, or is unchanged; its folder is created if missing.
         envelope: include envelopes, without the publishers' auth tokens.
         payload: include payloads that are not encrypted.

@@ -34,7 +34,7 @@ from postroom.application.inbox.metrics import (
 )
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.messaging.cleanup import Cleanup
+from postroom.application.messaging import Cleanup
 from postroom.application.metrics import Monitor
 from postroom.application.ports.inbox import EventHandler
 from postroom.application.ports.source import Source
@@ -70,7 +70,12 @@ class InboxAdmin:
 async def open_inbox(
     messaging: MessagingSettings, settings: InboxSettings | None = None
 ) -> AsyncIterator[InboxAdmin]:
-    """Open the inbox of a context for operators."""
+    """Open the inbox of a context for operators.
+
+    Arguments:
+        messaging: database and context of the service.
+        settings: of the inbox; None takes the defaults.
+    """
     settings = settings or InboxSettings()
     repository = _repository(messaging, settings)
     try:
@@ -88,7 +93,15 @@ async def open_worker(
     *,
     handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[InboxWorker]:
-    """Open a worker; see `open_monitored_worker`."""
+    """Open a worker, which hands each message of a consumer to a handler once.
+
+    Arguments:
+        messaging: database and context of the service.
+        nats: address of NATS, and access to it.
+        consumer: durable consumer whose messages are handled.
+        settings: of the inbox.
+        handler: instead of the URL of the settings.
+    """
     async with open_monitored_worker(messaging, nats, consumer, settings, handler=handler) as (worker, _):
         yield worker
 
@@ -194,7 +207,11 @@ async def open_dead_letters(
     """Open the dead letters of a context for operators.
 
     Arguments:
+        messaging: database and context of the service.
+        nats: address of NATS, to which dead letters are redriven.
+        settings: of the inbox.
         can_redrive: connect to a handler; without one, dead letters can only be listed and discarded.
+        handler: instead of the URL of the settings.
     """
     async with AsyncExitStack() as stack:
         events = _dispatcher(settings, handler) if can_redrive else None

@@ -35,6 +35,7 @@ from postroom.application.mailbox.administer import CommandHandlers
 from postroom.application.metrics import Metric, Monitor, is_answering
 from postroom.application.ports.outbox import Publisher
 from postroom.application.ports.source import CountedSource
+from postroom.domain.errors import InvalidRequest
 
 __all__ = [
     "RELOADED",
@@ -51,6 +52,7 @@ __all__ = [
     "RabbitmqSource",
     "RedisSource",
     "find_namespace",
+    "has_dead_letters",
     "load_namespaces",
     "nats_settings",
     "open_ingest_dead_letters",
@@ -283,17 +285,62 @@ def _validator(namespace: Namespace) -> SchemaValidator | None:
 
 @asynccontextmanager
 async def open_ingester(namespace: Namespace, postroom: CommandHandlers) -> AsyncIterator[Ingester]:
-    """Open a namespace and ingest into a mailbox; see `open_namespace`."""
+    """Open a namespace and ingest into a mailbox; see `open_namespace`.
+
+    Arguments:
+        namespace: source, rules and store.
+        postroom: the mailbox of the namespace, in which messages are stored.
+    """
     async with open_namespace(namespace) as source:
         yield source.ingester(postroom)
 
 
-@asynccontextmanager
-async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIterator[IngestDeadLetterAdmin]:
-    """Manage the dead letters at a dead-letter subject for the length of the context.
+def has_dead_letters(source: MessageSource) -> bool:
+    """Return whether `postroom ingest dlq` can read and remove single dead letters of a source."""
+    match source:
+        case NatsSource(dead_letter_subject=str()) | RedisSource(dead_letter_stream=str()):
+            return True
+        case _:
+            return False
 
-    Raises: Unavailable when NATS can't be reached.
+
+@asynccontextmanager
+async def open_ingest_dead_letters(source: MessageSource) -> AsyncIterator[IngestDeadLetterAdmin]:
+    """Manage the dead letters of a source for the length of the context.
+
+    Raises: Unavailable when the broker can't be reached, InvalidRequest for a source without such dead
+        letters; see `has_dead_letters`.
     """
+    match source:
+        case NatsSource(dead_letter_subject=str(subject)):
+            async with _open_nats_dead_letters(nats_settings(source), subject) as admin:
+                yield admin
+        case RedisSource(dead_letter_stream=str(subject)):
+            async with _open_redis_dead_letters(source, subject) as admin:
+                yield admin
+        case _:
+            raise InvalidRequest(
+                "Single dead letters can be read of NATS and Redis, if the source names their subject or "
+                "stream; use the tools of Kafka and RabbitMQ for theirs."
+            )
+
+
+@asynccontextmanager
+async def _open_redis_dead_letters(source: RedisSource, subject: str) -> AsyncIterator[IngestDeadLetterAdmin]:
+    with explain_missing_extra():
+        from postroom.adapters.redis.source import RedisDeadLetterQueue, RedisPublisher
+
+    queue = RedisDeadLetterQueue(_redis_settings(source), source.field)
+    publisher = RedisPublisher(_redis_settings(source), source.field)
+    try:
+        yield IngestDeadLetterAdmin(queue, publisher, subject, id_header=None)
+    finally:
+        await queue.close()
+        await publisher.close()
+
+
+@asynccontextmanager
+async def _open_nats_dead_letters(nats: NatsSettings, subject: str) -> AsyncIterator[IngestDeadLetterAdmin]:
     with explain_missing_extra():
         from postroom.adapters.nats.connection import connect
         from postroom.adapters.nats.publisher import JetStreamDeadLetterQueue, JetStreamPublisher

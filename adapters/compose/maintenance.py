@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from postroom.adapters.backup.folder import temporary_folder, writing
-from postroom.adapters.compose.store import has_store, open_store
-from postroom.adapters.files.durable import sync
+from postroom.adapters.backup import temporary_folder, writing
+from postroom.adapters.compose.store import JETSTREAM_SCHEME, has_store, open_store, scheme_of
+from postroom.adapters.files import sync
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sql.statements import Migration, statements
@@ -40,15 +40,28 @@ __all__ = [
 def migrate_store(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
     """Bring a store, which may be a file, up to this version; see the `migrate` of SQLite and PostgreSQL.
 
-    A file has no roles: `grant_to` is for databases.
+    A file has no roles: `grant_to` is for databases. A store in JetStream has nothing to migrate.
+
+    Arguments:
+        url: of the database, or path of the file.
+        dry_run: only return the migrations that are missing.
+        grant_to: roles that get the rights that Postroom needs.
     """
     if is_url(url):
         return _migrate(url, "store", dry_run, grant_to)
+    if scheme_of(url) == JETSTREAM_SCHEME:  # whose streams its first owner creates
+        return []
     return migrate(Path(os.path.realpath(url)), dry_run=dry_run)
 
 
 def migrate_messaging(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = ()) -> list[Migration]:
-    """Bring outbox and inbox of a service's own database up to this version."""
+    """Bring outbox and inbox of a service's own database up to this version.
+
+    Arguments:
+        url: of the database.
+        dry_run: only return the migrations that are missing.
+        grant_to: roles that get the rights that Postroom needs.
+    """
     return _migrate(url, "messaging", dry_run, grant_to)
 
 

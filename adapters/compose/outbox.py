@@ -13,15 +13,15 @@ from postroom.adapters.postgres.capture.event_rows import read_held_row
 from postroom.adapters.postgres.capture.settings import CaptureColumns, CaptureSettings
 from postroom.adapters.postgres.capture.slot import ReplicationSlot
 from postroom.adapters.postgres.capture.source import PostgresCaptureSource
+from postroom.adapters.postgres.hints import PostgresHints
 from postroom.adapters.postgres.messaging.aggregate_events import PostgresHeldEvents
-from postroom.adapters.postgres.messaging.message_outbox import PostgresHints
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.messaging.settings import MessagingSettings, Tables
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.cloudevents.message import NATS
-from postroom.application.messaging.cleanup import Cleanup
+from postroom.application.cloudevents import NATS
+from postroom.application.messaging import Cleanup
 from postroom.application.metrics import Monitor
 from postroom.application.outbox.capture import OutboxCapture, capture_monitor
 from postroom.application.outbox.formats import SUBJECT, EventRoute, new_format
@@ -92,6 +92,8 @@ async def open_outbox(
     """Open the outbox of a context for operators.
 
     Arguments:
+        messaging: database and context of the service.
+        settings: of the outbox; None takes the defaults.
         capture: settings with which `retry_events` reads rows that the capture of a table could not read.
 
     The queries and commands raise Unavailable when the database can't be used.
@@ -127,7 +129,13 @@ def open_repository(
 async def open_relay(
     messaging: MessagingSettings, target: EventTarget, settings: OutboxSettings | None = None
 ) -> AsyncIterator[OutboxRelay]:
-    """Open a relay; see `open_monitored_relay`."""
+    """Open a relay, which publishes the events of an outbox in the order of each aggregate.
+
+    Arguments:
+        messaging: database and context of the service.
+        target: NATS, Kafka, RabbitMQ or a mailbox.
+        settings: of the outbox; None takes the defaults.
+    """
     async with open_monitored_relay(messaging, target, settings) as (relay, _):
         yield relay
 
@@ -157,7 +165,7 @@ async def open_monitored_relay(
         hints = None
         if settings.hints:
             await PostgresHints.check(messaging.database)
-            hints = PostgresHints(messaging.database)
+            hints = PostgresHints(messaging.database, table=messaging.tables.quoted("outbox_events"))
             stack.push_async_callback(hints.close)
         if settings.cleanup_every_ms:
             connection = open_repository(messaging, settings, "postroom outbox cleanup")
@@ -237,7 +245,14 @@ async def open_capture(
     target: EventTarget,
     settings: OutboxSettings | None = None,
 ) -> AsyncIterator[OutboxCapture]:
-    """Open a capture; see `open_monitored_capture`."""
+    """Open a capture, which publishes the rows of a table that any service writes.
+
+    Arguments:
+        messaging: database and context of the service.
+        capture: the table whose rows are published.
+        target: NATS, Kafka, RabbitMQ or a mailbox.
+        settings: of the outbox; None takes the defaults.
+    """
     async with open_monitored_capture(messaging, capture, target, settings) as (opened, _):
         yield opened
 

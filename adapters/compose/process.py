@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
-from postroom.adapters.system.service_manager import ServiceManager
+from postroom.adapters.system.host import ServiceManager
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.metrics import Monitor
 from postroom.application.telemetry import logger

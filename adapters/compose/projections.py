@@ -9,14 +9,13 @@ from msgspec.structs import replace
 from postroom.adapters.compose.queries import open_clickhouse, open_target, read_mailbox
 from postroom.adapters.compose.store import Store, archive_address, open_log_reader, open_store
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
-from postroom.application.messaging.backlog_monitor import ContextBacklogRefresher
+from postroom.application.messaging import ContextBacklogRefresher
 from postroom.application.metrics import Monitor
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.engine import Engine, EngineChoice, EngineSettings, find_engine
 from postroom.projections.follow import Follower, follow_monitor
-from postroom.projections.incremental.batch import FollowCounts
-from postroom.projections.incremental.cursors import MAX_EVENTS
+from postroom.projections.incremental import MAX_EVENTS, FollowCounts
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.ports.runner import Progress, TaskRunner
 from postroom.projections.rebuild import RebuildReport, RebuildRequest, rebuild
@@ -135,7 +134,7 @@ def rebuild_projections(
     engine: Engine | EngineChoice = "auto",
     runner: TaskRunner | None = None,
 ) -> RebuildReport:
-    """Rebuild the read models of a store; see `postroom.projections.rebuild.rebuild`.
+    """Rebuild the read models of a store, and make them the active version.
 
     Arguments:
         address: of the store.
@@ -145,6 +144,14 @@ def rebuild_projections(
         engine: `local`, this process; `spark`; or `auto`, which takes Spark for logs of more than 10 million
             records where pyspark and Java are installed, and for a process that `spark-submit` started.
         runner: runs the tasks instead of the engine's runner.
+        progress: called repeatedly with what has been read, from this thread.
+        only: names of the models to rebuild; empty for all.
+        to_position: `N`, or `MAILBOX:N`: the positions of the logs at which it stops.
+        compare: count the rows that differ from the active version.
+        bodies: topics whose bodies are searched for words.
+        restart: start over, instead of continuing an interrupted rebuild.
+        verify: check the hashes of the log while it is read.
+        allow_gaps: build from a log of which records are missing.
     """
     store = open_store(address)
     archive = None if archive is None else archive_address(archive)
@@ -169,11 +176,12 @@ def verify_projections(
     engine: Engine | EngineChoice = "auto",
     runner: TaskRunner | None = None,
 ) -> VerifyReport:
-    """Compare the read models of a store with its log; see `postroom.projections.verify.verify`.
+    """Compare the read models of a store with its log.
 
     Arguments:
         address, archive, engine, runner: as for `rebuild_projections`.
         chain: also check the hashes of the log.
+        progress: called repeatedly with what has been read, from this thread.
     """
 
     def backlog_at(mailbox: str, position: int) -> list[TopicCount]:
@@ -198,7 +206,12 @@ def _runner(choice: EngineChoice) -> TaskRunner:
 
 
 def roll_back_projections(address: str, to: int | None = None) -> int:
-    """Make an earlier version of a store's read models active again; see `ReadModelStore.roll_back`."""
+    """Make an earlier version of a store's read models active again, and return its number.
+
+    Arguments:
+        address: of the store.
+        to: number of the version; None takes the one before the active one.
+    """
     return open_store(address).read_model_store().roll_back(to)
 
 

@@ -5,6 +5,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from postroom.adapters.compose import list_mailboxes
 from postroom.adapters.compose.archive import has_archive, open_archive
@@ -17,6 +18,7 @@ from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.event_log import Clock, EventLogReader
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.queries.describe_topic import DescribeTopic
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_message import FindMessageIds, GetMessage
 from postroom.application.queries.mailbox_past import LogTime, StateAt, read_settings
@@ -40,18 +42,19 @@ from postroom.application.queries.message_lists import (
 from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
-from postroom.application.query_results import ScheduleReport
+from postroom.application.reports import ScheduleReport, SearchReport, report_searches
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, check_topic
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter
 from postroom.domain.settings import MailboxSettings, SettingsChanges, resolve_policy
 from postroom.domain.subject import SubjectPolicy
 
 if TYPE_CHECKING:  # slow to import
     from postroom.adapters.clickhouse.database import ClickHouseDatabase
-    from postroom.adapters.targets.read_model_store import Target
+    from postroom.adapters.read_model_targets import Target
     from postroom.projections.ports.read_model_store import ReadModelStore
 
 
@@ -71,6 +74,8 @@ class Reader:
         self._preview_settings = PreviewSettings(log, now, lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
         self.list_topics = ListTopics(state_at)
+        describe = DescribeTopic(log, state_at, now)
+        self.describe_topic, self.list_consumers = describe, describe.list_consumers
         self.list_subscriptions = ListSubscriptions(state_at, log)
         self._state_at = state_at
         self.peek_messages = PeekMessages(state_at, log, protection)
@@ -85,6 +90,10 @@ class Reader:
     def list_schedules(self) -> list[ScheduleReport]:
         """Return the schedules as they are now; see `Mailbox.list_schedules`."""
         return report_schedules(self._state_at(None)[0])
+
+    def list_searches(self) -> list[SearchReport]:
+        """Return the saved searches as they are now; see `Mailbox.list_searches`."""
+        return report_searches(self._state_at(None)[0].settings.saved_searches)
 
     def get_topic_policy(self, topic: str) -> TopicPolicy:
         """Return the policy of a topic; see `Mailbox.get_topic_policy`."""
@@ -156,6 +165,14 @@ def read_projections(
         read_models.close()
 
 
+@explain_missing_extra("console")
+def parse_saved_search(query: str) -> EventFilter:
+    """Return the filter of a saved search; raise InvalidRequest for a malformed one, or MissingExtra."""
+    from postroom.adapters.console.event_filter import parse_filter
+
+    return parse_filter(parse_qsl(query))
+
+
 def _subject_policies(store: str) -> dict[str, SubjectPolicy]:
     """Return by mailbox and topic for which subjects the messages of a store are encrypted."""
     policies: dict[str, SubjectPolicy] = {}
@@ -223,7 +240,7 @@ def open_target(into: str) -> "ReadModelStore":
             "clickhouse://user@host:8123/database."
         )
     with explain_missing_extra(_EXTRAS[kind]):
-        from postroom.adapters.targets.read_model_store import TargetReadModelStore
+        from postroom.adapters.read_model_targets import TargetReadModelStore
 
         return TargetReadModelStore(_target(kind, place, into))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from postroom.adapters.backup.folder import (
+from postroom.adapters.backup import (
     STORE,
     check_files,
     copy_from,
@@ -17,8 +17,8 @@ from postroom.adapters.backup.folder import (
     writing,
 )
 from postroom.adapters.compose.backup import Progress, verify_logs
-from postroom.adapters.compose.store import Store, open_store
-from postroom.adapters.files.durable import sync
+from postroom.adapters.compose.store import Store, is_on_servers, open_store
+from postroom.adapters.files import sync
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
 from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store
@@ -75,6 +75,11 @@ async def restore(
     elif is_url(store):
         existing = _existing_in_database(store)
         run = partial(_load_database, store)
+    elif is_on_servers(store):
+        raise InvalidRequest(
+            f"A backup can't be restored into JetStream, such as {place.where}, where it would not be all or "
+            "nothing; restore it into a file or a postgresql:// URL."
+        )
     else:
         raise InvalidRequest(
             f"The store {place.where} ends with the command; name a file or a postgresql:// URL."

@@ -44,11 +44,14 @@ INGEST_PAUSE_SECONDS = 5.0
 INGEST_CLOSE_SECONDS = 1.0
 QUERIES = (
     "backlog",
+    "describe_topic",
     "explain",
     "get",
     "get_topic_policy",
+    "list_consumers",
     "list_dead_letters",
     "list_topics",
+    "list_workers",
     "peek",
     "query",
 )

@@ -32,9 +32,14 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Arguments:
         cron: five fields (minute, hour, day, month, day of the week), or six with seconds first.
+        topic, payload: of the message of each tick; the payload is text.
         timezone: IANA name of the zone in which `cron` is read.
-        attrs, sticky_key, ttl_seconds: see `NewMessage`.
-        missed: see `Schedule`.
+        content_type: media type of the payload.
+        attrs: custom headers.
+        sticky_key: up to 255 characters; messages with the same key keep their order.
+        ttl_seconds: age at which a message is dead-lettered if undelivered; 0 uses the topic's retention.
+        missed: ticks that are sent of those that passed while the process was suspended or the mailbox could
+            not be used: the last one, all, or none.
     """
 
     cron: str

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
-from typing import TYPE_CHECKING, Final
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -45,6 +45,7 @@ __all__ = [
     "open_grpc_surface",
     "open_http_surface",
     "open_sqs_surface",
+    "serve_apps",
     "serve_mailbox",
     "unrestricted",
 ]
@@ -109,12 +110,17 @@ def make_service(
     measure: Measure | None = None,
     cap_cache_ttl_ms: int | None = None,
     outboxes: OutboxCounter | None = None,
+    stopping: asyncio.Event | None = None,
 ) -> Service:
-    """Return the service of a mailbox for surfaces; for the arguments, see `serve_mailbox`."""
+    """Return the service of a mailbox for surfaces; for the arguments, see `serve_mailbox`.
+
+    Arguments:
+        stopping: set when the service begins to stop; None for an event of its own.
+    """
     return Service(
         mailbox,
         access(mailbox, search or mailbox.search_messages),
-        asyncio.Event(),
+        stopping or asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(measure, cap_cache_ttl_ms, None if outboxes is None else outboxes.measure),
         WriteHealth(),
@@ -144,12 +150,22 @@ def open_http_surface(
     address: str,
     settings: HttpSettings,
     protection: SurfaceProtection | None = None,
-    mount: "Mount | None" = None,
+    *mounts: "Mount",
 ) -> Surface:
     """Return the HTTP surface; see `http_surface`."""
     from postroom.adapters.http_server.server import http_surface
 
-    return http_surface(address, settings, protection, mount)
+    return http_surface(address, settings, protection, *mounts)
+
+
+@explain_missing_extra("serve")
+def serve_apps(
+    address: str, prefix: str, open_app: AbstractAsyncContextManager[Any], metrics: SurfaceMetrics
+) -> AbstractAsyncContextManager[str]:
+    """Serve an application of several mailboxes over HTTP; see `serve_mounted`."""
+    from postroom.adapters.http_server.server import serve_mounted
+
+    return serve_mounted(address, HttpSettings(), prefix, open_app, metrics)
 
 
 @explain_missing_extra("serve")

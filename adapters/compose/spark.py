@@ -8,9 +8,8 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.postgres.url import is_url
-from postroom.adapters.schemas.content_decoder import ContentDecoder
+from postroom.adapters.compose.store import is_on_servers, open_log_reader, open_store
+from postroom.adapters.schemas.validator import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
@@ -20,8 +19,7 @@ from postroom.projections.spark.options import Options
 with explain_missing_extra():
     from postroom.adapters.parquet.log_archive import ParquetLogArchive
     from postroom.adapters.parquet.segment_files import SCHEMA
-    from postroom.projections.spark.scan import scan_segments
-    from postroom.projections.spark.sources import EventsSource, MessagesSource, PayloadsSource
+    from postroom.projections.spark.sources import EventsSource, MessagesSource, PayloadsSource, scan_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +110,7 @@ def events(spark: "SparkSession", store: str | Path, **options: OptionValue | No
         Unavailable when the store or the archive can't be read.
     """
     address = _option("store", store)
-    values = {"url" if is_url(address) else "path": _absolute(address)} | {
+    values = {"url" if is_on_servers(address) else "path": _absolute(address)} | {
         name.lower(): _option(name, value) for name, value in options.items() if value is not None
     }
     if values.get("archive", "").strip():

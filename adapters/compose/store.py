@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MEMORY = "memory:"
 DATABASE_SCHEMES = ("postgresql", "postgres")
+JETSTREAM_SCHEME = "nats"
 SERVER_SCHEMES = {
     "http": False,
     "https": True,
@@ -120,7 +121,7 @@ def open_store(address: str) -> Store:
     """Return the store at an address; nothing is opened or created yet.
 
     Arguments:
-        address: path of a SQLite file, `postgresql://...`, or `memory:`.
+        address: path of a SQLite file, `postgresql://...`, `nats://HOST,HOST/NAME`, or `memory:`.
 
     Raises: InvalidRequest for an invalid path or a malformed URL, MissingExtra when a package is not
         installed.
@@ -129,7 +130,8 @@ def open_store(address: str) -> Store:
     scheme = scheme_of(address)
     if scheme not in _STORES:
         raise InvalidRequest(
-            f"The store begins with {scheme}://; a store is a file, memory: or postgresql://user@host/database."
+            f"The store begins with {scheme}://; a store is a file, memory:, postgresql://user@host/database "
+            "or nats://host,host,host/NAME."
         )
     return _STORES[scheme](address)
 
@@ -138,6 +140,12 @@ def _memory_store(_: str) -> Store:
     from postroom.adapters.memory.store import MemoryStore  # as below, for one kind of store
 
     return MemoryStore()
+
+
+def _jetstream_store(address: str) -> Store:
+    from postroom.adapters.jetstream.store import JetStreamStore  # nats-py is an extra
+
+    return JetStreamStore(address)
 
 
 def _postgres_store(address: str) -> Store:
@@ -150,6 +158,7 @@ _STORES: dict[str, Callable[[str], Store]] = {
     "": SqliteStore,
     "memory": _memory_store,
     **dict.fromkeys(DATABASE_SCHEMES, _postgres_store),
+    JETSTREAM_SCHEME: _jetstream_store,
 }
 """Constructors of stores by the scheme of their addresses."""
 
@@ -160,17 +169,24 @@ def scheme_of(address: str) -> str:
     return "memory" if address == MEMORY else scheme if separator else ""
 
 
+def is_on_servers(address: str) -> bool:
+    """Return whether a store is in a database or in JetStream, not in a file or in memory."""
+    return scheme_of(address) in (*DATABASE_SCHEMES, JETSTREAM_SCHEME)
+
+
 def is_remote(address: object) -> bool:
     """Return whether an address is one of a server, not of a store."""
     return isinstance(address, str) and address.partition(":")[0].lower() in SERVER_SCHEMES
 
 
 def has_store(address: str) -> bool:
-    """Return whether there is a store at an address; of databases only the address is checked.
+    """Return whether there is a store at an address; of those on servers only the address is checked.
 
     Raises: UnusableStore when this process may not see it.
     """
-    return address == MEMORY or is_url(address) or (has_file(Path(address)) and Path(address).is_file())
+    return (
+        address == MEMORY or is_on_servers(address) or (has_file(Path(address)) and Path(address).is_file())
+    )
 
 
 def archive_address(folder: str | Path) -> str:

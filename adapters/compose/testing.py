@@ -18,7 +18,8 @@ from postroom.application.workers.retry import Duration, read_duration
 from postroom.domain.arguments import check_type
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import MailboxMode, Sweep
+from postroom.domain.mailbox.commands import Sweep
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.message import ACKED, Message, MessageSent
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox, message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy

@@ -72,7 +72,12 @@ def load_namespaces(file: str | Path) -> tuple[Namespace, ...]:
 
 
 def find_namespace(namespaces: tuple[Namespace, ...], name: str | None) -> Namespace:
-    """Return a namespace by name, or the only one; raise `InvalidRequest` if it does not exist."""
+    """Return a namespace by name, or the only one; raise `InvalidRequest` if it does not exist.
+
+    Arguments:
+        namespaces: of `load_namespaces`.
+        name: of one of them; None if there is only one.
+    """
     names = [namespace.name for namespace in namespaces]
     if name is None and len(namespaces) == 1:
         return namespaces[0]

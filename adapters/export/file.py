@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.application.masking import NO_MASK
 from postroom.application.ports.read_models import ExportFormat, ExportOptions, ExportPart
 from postroom.application.queries.export_messages import ExportedMessage

@@ -34,9 +34,10 @@ CORR_ID_KEY = "x-corr-id"
 ENDED_AT_STOP = ("recv", "recv_stream", "wait_for_result")
 """The methods that wait for messages, and end when their mailbox is served no longer."""
 MODE_METADATA = (("x-postroom-mode", "dev"),)
-"""Metadata of every answer of a server with `--dev`."""
+"""Metadata of all answers of a server with `--dev`; in the trailers of a unary call, it takes no message."""
 
 Metadata = dict[str, str]
+Trailers = tuple[tuple[str, str], ...]
 Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
@@ -125,18 +126,29 @@ class MailboxHandlers(grpc.GenericRpcHandler):
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
-            caller = read_metadata(context.invocation_metadata())
+            metadata = context.invocation_metadata() or ()  # which is made anew for each who asks
+            caller = read_metadata(metadata)
             corr_id = correlate_task(caller.get(CORR_ID_KEY))
             with tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span:
-                context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
+                trailers: Trailers = ((CORR_ID_KEY, corr_id),)
                 try:
                     served = self._find(caller)
                 except PostroomError as error:
-                    return await abort(context, error, self._metrics, span, corr_id)
-                return await answer(data, context, served, caller, span, corr_id)
+                    return await abort(context, error, self._metrics, span, trailers)
+                if served.service.is_dev:
+                    trailers += MODE_METADATA
+                context.set_trailing_metadata(trailers)
+                tokens = [str(value) for key, value in metadata if key == "authorization"]
+                return await answer(data, context, served, caller, tokens, span, trailers)
 
         async def answer(
-            data: bytes, context: Context, served: _ServedMailbox, caller: Metadata, span: Span, corr_id: str
+            data: bytes,
+            context: Context,
+            served: _ServedMailbox,
+            caller: Metadata,
+            tokens: list[str],
+            span: Span,
+            trailers: Trailers,
         ) -> Any:
             service = served.service
             task = asyncio.current_task()
@@ -144,14 +156,14 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             if name in ENDED_AT_STOP:
                 served.waiting.add(task)
             try:
-                if service.is_dev:
+                if service.is_dev and METHODS[name].is_stream:  # whose trailers may be long in coming
                     await context.send_initial_metadata(MODE_METADATA)
-                token = read_bearer(_authorization(context))
+                token = read_bearer(tokens)
 
                 def open_session() -> Awaitable[Session]:
                     return service.open_session(token)
 
-                call = Call(context, await open_session(), open_session)
+                call = Call(context, caller, await open_session(), open_session)
                 self._connections.note(context.peer())
                 _check_mailbox(caller, service)
                 answer = await served.calls.answer(name, read_request(kind, data), call)
@@ -173,16 +185,16 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                 )
             finally:
                 served.waiting.discard(task)
-            return await abort(context, failure, service.metrics, span, corr_id)
+            return await abort(context, failure, service.metrics, span, trailers)
 
         async def abort(
-            context: Context, failure: PostroomError, metrics: SurfaceMetrics, span: Span, corr_id: str
+            context: Context, failure: PostroomError, metrics: SurfaceMetrics, span: Span, trailers: Trailers
         ) -> Any:
             span.fail(failure.code)
             metrics.refused(failure)
             metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)
-            details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
+            details = ((DETAILS_KEY, status.SerializeToString()), *trailers)
             return await context.abort(status_code(failure), status.message, details)
 
         return run
@@ -193,11 +205,6 @@ def _check_mailbox(caller: Metadata, service: Service) -> None:
     name, own = caller.get(MAILBOX_KEY), service.mailbox.name
     if name is not None and read_text(name) != own:
         raise NotFound(f"The server serves the mailbox {own}, not {read_text(name)}; call another server.")
-
-
-def _authorization(context: Context) -> list[str]:
-    metadata = context.invocation_metadata() or ()
-    return [str(value) for key, value in metadata if key == "authorization"]
 
 
 def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":

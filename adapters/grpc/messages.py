@@ -11,7 +11,8 @@ from google.protobuf.struct_pb2 import ListValue, Struct
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.messages import MessageDelivery, NewMessage, read_receipt, write_receipt
-from postroom.application.query_results import Moment, RedriveReport
+from postroom.application.query_results import Moment
+from postroom.application.reports import RedriveReport
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest
@@ -44,13 +45,13 @@ def read_request(kind: type[M], data: bytes) -> M:
 
 
 def set_fields(message: Message) -> dict[str, Any]:
-    """Return the fields that are set, by name; maps as dicts, and repeated ones as tuples."""
+    """Return the fields that are set, by name; maps and repeated messages as dicts, in tuples."""
     return {
         field.name: _as_builtins(value)
         if isinstance(value, Struct)
         else dict(value)
         if isinstance(value, Mapping)
-        else tuple(value)
+        else tuple(set_fields(each) if isinstance(each, Message) else each for each in value)
         if field.is_repeated
         else value
         for field, value in message.ListFields()

@@ -14,6 +14,7 @@ from postroom.adapters.grpc.calls import METHODS
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.operations.operation import Arguments, Operation, Parameter
 from postroom.application.page import Page, read_position
+from postroom.application.worker_reports import WorkerState
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.schedule import ScheduleSpec
@@ -94,6 +95,7 @@ _CODECS = {
     "policy": _Codec(_write_policy, messages.set_fields),
     "schedule": _struct("schedule", ScheduleSpec),
     "spec": _struct("spec", RedriveSpec),
+    "worker": _struct("worker", WorkerState),
 }
 """Arguments that are messages of the contract."""
 
@@ -188,7 +190,7 @@ def _field(parameter: Parameter) -> str:
 
 def _answer_field(operation: Operation, response: Any) -> str:
     """Return the field with the result; "" if the response has its fields."""
-    for field in ("job", "subscription", "schedule", _DEAD_LETTERS):
+    for field in ("job", "subscription", "schedule", "search", _DEAD_LETTERS):
         if field in response.DESCRIPTOR.fields_by_name:
             return field
     return _FIELDS.get(operation.answer, operation.answer)

@@ -186,13 +186,17 @@ T = TypeVar("T")
 READS = frozenset(
     {
         "backlog",
+        "describe_topic",
         "explain",
         "get",
         "get_settings",
         "get_topic_policy",
         "info",
+        "list_consumers",
         "list_dead_letters",
+        "list_searches",
         "list_topics",
+        "list_workers",
         "peek",
         "preview_settings",
         "query",

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -11,7 +11,7 @@ import grpc
 import msgspec
 
 from postroom.adapters.grpc import messages
-from postroom.adapters.grpc.calls import MEMBERS_KEY, read_metadata, read_number, write_error
+from postroom.adapters.grpc.calls import MEMBERS_KEY, read_number, write_error
 from postroom.adapters.grpc.operations import BY_METHOD, read_arguments, write_answer
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.cluster.members_history import MembersFence
@@ -37,7 +37,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.message import Receipt
-from postroom.domain.namespace.members import RESERVED_TOPIC
+from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -48,10 +48,12 @@ class Call(NamedTuple):
     """A call that was accepted.
 
     Arguments:
+        metadata: of the caller, textual.
         open_session: opens the session again, which fails once the token has expired or is revoked.
     """
 
     context: Context
+    metadata: Mapping[str, str]
     session: Session
     open_session: Callable[[], Awaitable[Session]]
 
@@ -80,6 +82,7 @@ FENCED = (
     "rewind_subscription",
     "delete_subscription",
     "set_schedule",
+    "save_search",
 )
 """Methods that are refused to a caller who does not know all members of the namespace."""
 ANSWER_MS = 100
@@ -320,7 +323,7 @@ def _read_results(request: pb.AckRequest) -> dict[Receipt, MessageResult]:
 
 def _generation(call: Call) -> int | None:
     """Return how many members of the namespace the caller knows; None if it named the mailbox."""
-    return read_number(read_metadata(call.context.invocation_metadata()), MEMBERS_KEY)
+    return read_number(call.metadata, MEMBERS_KEY)
 
 
 def _reserved_topic(batch: Sequence[NewMessage]) -> str:

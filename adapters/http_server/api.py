@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.operations import arguments_struct, derive_routes
+from postroom.adapters.http_server.operations import derive_routes, query_struct
 from postroom.adapters.http_server.queries import Backlog, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import HttpRoute
 from postroom.application.operations import contract, query_contract
@@ -171,7 +171,7 @@ def _queries(messages: MessageHandlers, queries: QueryHandlers) -> Sequence[Http
             messages.wait_for_result,
             _WAIT.summary,
             MessageOutcome,
-            query=arguments_struct(_WAIT, _WAIT.parameters[1:]),
+            query=query_struct("wait_for_result", 1),
             refusals=(404,),
         ),
         HttpRoute(
@@ -180,7 +180,7 @@ def _queries(messages: MessageHandlers, queries: QueryHandlers) -> Sequence[Http
             queries.backlog,
             "Count unsettled messages by topic and shard, now or at a past moment.",
             Backlog,
-            query=arguments_struct(OPERATIONS["get_backlog"]),
+            query=query_struct("get_backlog"),
             refusals=(404,),
         ),
         HttpRoute(
@@ -189,7 +189,7 @@ def _queries(messages: MessageHandlers, queries: QueryHandlers) -> Sequence[Http
             queries.dead_letters,
             "List dead letters, oldest first, in pages.",
             query_contract.DeadLetters,
-            query=arguments_struct(OPERATIONS["list_dead_letters"]),
+            query=query_struct("list_dead_letters"),
             refusals=(404,),
         ),
         HttpRoute(
@@ -234,6 +234,15 @@ def _state(state: StateHandlers) -> Sequence[HttpRoute]:
             state.openapi,
             "Return this document.",
             "application/json",
+            is_public=True,
+        ),
+        HttpRoute(
+            "GET",
+            "/v1/errors/{code}",
+            state.error,
+            "Explain an error code: cause, example and remedy.",
+            "text/plain",
+            refusals=(404,),
             is_public=True,
         ),
     )

@@ -22,7 +22,7 @@ from postroom.adapters.http_server.problems import (
 from postroom.adapters.http_server.requests import Bodies, ClientGone, Headers, Site, decode, parse_query
 from postroom.adapters.http_server.routes import CLOSE, Call, HttpRoute, Reply, Router
 from postroom.application.caller import read_bearer
-from postroom.application.cloudevents.message import new_message, read_message
+from postroom.application.cloudevents import new_message, read_message
 from postroom.application.metrics import SurfaceMetrics
 from postroom.application.remote_errors import retry_after_ms
 from postroom.application.service import OpenSession

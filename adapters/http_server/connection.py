@@ -1,6 +1,7 @@
 """An HTTP connection with deadlines and bounds that uvicorn's own protocol does not have."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import httptools
@@ -11,7 +12,6 @@ from uvicorn.server import ServerState
 from postroom.adapters.http_server.problems import refusal_of
 from postroom.adapters.http_server.requests import WholeRequests
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import is_trusted
 from postroom.adapters.sockets.connections import UnauthenticatedConnections
 from postroom.application.telemetry import logger
 
@@ -40,6 +40,13 @@ class State(ServerState):
         """Set the fields of the header of every answer."""
         self.default_headers = fields
         self.head = b"".join(b"%b: %b\r\n" % field for field in fields)
+
+
+def end_writing(transport: asyncio.Transport) -> None:
+    """Tell the client that nothing more follows; it may still send."""
+    if transport.can_write_eof():  # TLS has no such half-close
+        with suppress(OSError):  # the client has reset the connection since the last write
+            transport.write_eof()
 
 
 class WriteBuffer:
@@ -103,8 +110,7 @@ class WriteBuffer:
             return
         self._flush()
         self._has_ended = True
-        if self._transport.can_write_eof():  # TLS has no such half-close
-            self._transport.write_eof()
+        end_writing(self._transport)
         self._transport.resume_reading()
         if self._aborting is None:
             self._aborting = self._loop.call_later(END_SECONDS, self._transport.abort)
@@ -177,25 +183,11 @@ class HttpConnection(HttpToolsProtocol):
     # -- the transport's callbacks ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the deadline of the first request; refuse foreign users, and connections above the limit.
-
-        A connection whose client has not shown a valid token makes room for a new one.
-        """
+        """Start the deadline of the first request."""
         seconds = self._limits.write_timeout_ms / 1_000
         super().connection_made(WriteBuffer(transport, self.loop, seconds))  # type: ignore[arg-type]  # all it needs of one
-        if not is_trusted(transport):
-            self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
-        elif len(self.connections) > self._limits.max_connections and not self._unauthenticated.make_room():
-            self.connections.discard(self)  # it takes nobody's place
-            self._refuse(
-                503, "E_UNAVAILABLE", "The server has its limit of connections; retry shortly.", 1_000
-            )
-            self._refused.add(self)
-            if len(self._refused) > self._limits.max_connections:
-                self.transport.close()
-        else:
-            self._unauthenticated.add(self, transport.get_extra_info("peername"))
-            self._expect(self._limits.header_timeout_ms, "header")
+        self._unauthenticated.add(self, transport.get_extra_info("peername"))
+        self._expect(self._limits.header_timeout_ms, "header")
 
     def set_authenticated(self, is_authenticated: bool) -> None:
         """Note whether the last request that needs a token had a valid one."""
@@ -399,11 +391,11 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._refuse(408, "E_TIMEOUT", f"The {part} of the request took longer than {milliseconds} ms.")
 
-    def _refuse(self, status: int, code: str, message: str, retry_after_ms: int | None = None) -> None:
+    def _refuse(self, status: int, code: str, message: str) -> None:
         """Answer a request that has not reached the application, and close."""
         logger().info("http.refused", status=status, code=code)
         if not self._is_answering and len(self.pipeline) == 0:
-            self.transport.write(refusal_of(status, code, message, self.server_state.head, retry_after_ms))
+            self.transport.write(refusal_of(status, code, message, self.server_state.head))
             self.transport.end()  # type: ignore[attr-defined]  # of WriteBuffer
         else:
             self.transport.close()

@@ -28,18 +28,20 @@ ROUTE = "postroom.route"
 
 
 class Mount(NamedTuple):
-    """An application for browsers below a path.
+    """An application below a path.
 
     Arguments:
         prefix: the path, such as `/console`, without a slash at its end.
         open: opens the ASGI application of a service, for as long as the context lasts; its second argument
             tells whether clients use TLS.
         is_alone: serve nothing else: neither the calls of the HTTP interface nor its state.
+        is_for_programs: programs call it, and no web page may; else browsers show it, and send its own forms.
     """
 
     prefix: str
     open: Callable[[Service, bool], AbstractAsyncContextManager[Any]]
     is_alone: bool = False
+    is_for_programs: bool = False
 
 
 class MountedApp:
@@ -49,7 +51,10 @@ class MountedApp:
     within the bounds, and forms of its own pages only.
 
     Arguments:
+        prefix: the path, without a slash at its end.
+        mounted: the application below it.
         others: None answers that there is nothing.
+        is_for_programs: see `Mount`.
     """
 
     def __init__(
@@ -60,8 +65,11 @@ class MountedApp:
         site: Site,
         bodies: Bodies,
         metrics: SurfaceMetrics,
+        *,
+        is_for_programs: bool = False,
     ) -> None:
         self._prefix = prefix
+        self._is_for_programs = is_for_programs
         self._mounted = mounted
         self._others = others
         self._site = site
@@ -81,7 +89,10 @@ class MountedApp:
         exchange = _Exchange(corr_id, send)
         with tracer().serve(scope["method"], "http", None) as span:
             try:
-                self._site.check_host(scope["headers"])
+                if self._is_for_programs:
+                    self._site.check_api(scope["headers"], headers, scope["scheme"])
+                else:
+                    self._site.check_host(scope["headers"])
                 if not is_below:
                     raise NotFound(f"There is nothing here; the console is at {self._prefix}/.")
                 scope = {
@@ -90,7 +101,7 @@ class MountedApp:
                     "root_path": self._prefix,
                 }
                 if scope["method"] not in READS:
-                    receive = await self._receive_form(scope, headers, receive, exchange)
+                    receive = await self._receive_body(scope, headers, receive, exchange)
                     exchange.ends_connection = isinstance(scope.get(REFUSAL), FrameTooLarge)
                 await self._mounted(scope, receive, exchange.send)
             except ClientGone:
@@ -105,26 +116,30 @@ class MountedApp:
                 self._bodies.used -= exchange.held
             self._report(scope, exchange.status, time.perf_counter() - started, span)
 
-    async def _receive_form(
+    async def _receive_body(
         self, scope: Any, headers: dict[bytes, bytes], receive: Any, exchange: "_Exchange"
     ) -> Any:
-        """Return the ASGI `receive` of a form; a refused form has an error in the scope and no body."""
+        """Return the ASGI `receive` of a whole body.
+
+        A refused request has an error in the scope and no body.
+        """
         body = b""
         try:
-            self._site.check_form(scope["headers"])
+            if not self._is_for_programs:
+                self._site.check_form(scope["headers"])
             self._bodies.check(headers)
             body = await self._bodies.read(exchange, receive)
         except PostroomError as error:
             scope[REFUSAL] = error
         pieces = [body]
 
-        async def receive_form() -> dict[str, Any]:
+        async def receive_body() -> dict[str, Any]:
             if pieces:
                 return {"type": "http.request", "body": pieces.pop(), "more_body": False}
             message: dict[str, Any] = await receive()  # the end of the connection
             return message
 
-        return receive_form
+        return receive_body
 
     def _report(self, scope: Any, status: int, seconds: float, span: Span) -> None:
         route = self._prefix + scope[ROUTE] if ROUTE in scope else "other"

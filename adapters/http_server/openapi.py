@@ -9,11 +9,10 @@ import msgspec
 
 from postroom.adapters.http_server import problems
 from postroom.adapters.http_server.routes import HttpRoute
-from postroom.application.cloudevents.message import STRUCTURED
+from postroom.application.cloudevents import STRUCTURED
 from postroom.application.operations import contract
+from postroom.application.version import own_version
 
-VERSION = "1.5.0"
-"""Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "
     "the caller's, or a new UUIDv7. Refusals are problem documents (RFC 9457) with a `code`; 429 and 503 "
@@ -40,7 +39,7 @@ def make_document(routes: Sequence[HttpRoute]) -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Postroom", "version": VERSION, "description": DESCRIPTION},
+        "info": {"title": "Postroom", "version": own_version(), "description": DESCRIPTION},
         "paths": paths,
         "security": [{"capability": []}],
         "components": {

@@ -10,7 +10,7 @@ from msgspec import Meta
 from postroom.adapters.http_server.routes import Call, HttpRoute, Reply, json_reply
 from postroom.application.operations.contract import MAX_BATCH, Name, Ok
 from postroom.application.operations.mailbox import OPERATIONS, Position, Text
-from postroom.application.operations.operation import Operation, Parameter
+from postroom.application.operations.operation import Operation, arguments_struct
 from postroom.application.page import Page
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction
@@ -27,21 +27,23 @@ PolicyChanges = msgspec.defstruct(
 )
 _BODIES = {"set_topic_policy": "policy", "preview_redrive": "spec"}
 """Arguments that are the body, by operation."""
-_TYPES = {
-    ("redrive_dead_letters", "limit"): Annotated[int, Meta(ge=1, le=1_000_000)],
-    ("redrive_dead_letters", "message_ids"): Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None,
-    ("get_backlog", "topic"): Name | None,
-    ("list_dead_letters", "topic"): Name | None,
-    ("list_dead_letters", "cursor"): Annotated[
-        Position | None, Meta(description="next_cursor of the previous page.")
-    ],
-    ("list_redrive_messages", "cursor"): Annotated[
-        Text | None, Meta(description="next_cursor of the previous page.")
-    ],
-    ("peek_messages", "topic"): Name,
-    ("set_topic_policy", "policy"): PolicyChanges,
+_TYPES: dict[str, dict[str, Any]] = {
+    "redrive_dead_letters": {
+        "limit": Annotated[int, Meta(ge=1, le=1_000_000)],
+        "message_ids": Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None,
+    },
+    "get_backlog": {"topic": Name | None},
+    "list_dead_letters": {
+        "topic": Name | None,
+        "cursor": Annotated[Position | None, Meta(description="next_cursor of the previous page.")],
+    },
+    "list_redrive_messages": {
+        "cursor": Annotated[Text | None, Meta(description="next_cursor of the previous page.")]
+    },
+    "peek_messages": {"topic": Name},
+    "set_topic_policy": {"policy": PolicyChanges},
 }
-"""Types of arguments with other bounds in the contract."""
+"""Types of arguments with other bounds in the contract, by operation."""
 _STATUSES = {"NotFound": 404, "IdempotencyConflict": 409}
 _JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 _SPEC: dict[str, Any] = {"topics": ["orders.*"], "reasons": ["max_attempts"], "rate": 100}
@@ -69,6 +71,11 @@ _EXAMPLES: dict[str, tuple[Any, Any]] = {
     ),
     "run_schedule": (None, {"message_id": _JOB, "duplicate": False}),
     "delete_schedule": (None, _OK),
+    "save_search": (
+        {"name": "Failed refunds", "query": "topics=orders&statuses=dead&match=refund*"},
+        None,
+    ),
+    "delete_search": (None, _OK),
     "purge_topic": ({"dead": True}, {"removed": 3}),
     "delete_old_events": ({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
     "cancel_messages": ({"ids": [_JOB], "reason": "ordered twice"}, _CHANGED),
@@ -133,8 +140,9 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> HttpRo
         return json_reply(Ok() if result is None else answer(result) if operation.answer else result)
 
     handle.__name__ = operation.name if fixed is None else operation.name.replace("change", *fixed.values())
-    fields = arguments_struct(operation, rest) if own is None and rest else None
-    body = _TYPES.get((operation.name, own or ""), rest[0].kind if rest else None) if own else fields
+    types = _TYPES.get(operation.name, {})
+    fields = arguments_struct(operation, rest, types) if own is None and rest else None
+    body = types.get(own, rest[0].kind) if own else fields
     is_query = operation.verb in ("GET", "DELETE")  # a proxy may drop the body of others
     return HttpRoute(
         operation.verb,
@@ -166,26 +174,10 @@ def _answer_type(operation: Operation) -> Any:
     )
 
 
-def arguments_struct(operation: Operation, parameters: Sequence[Parameter] | None = None) -> Any:
-    """Return the type of the body or of the query parameters with arguments of an operation."""
-    return msgspec.defstruct(
-        _title(operation),
-        [
-            (each.sent_as, _type(operation, each))
-            if each.is_required
-            else (each.sent_as, _type(operation, each), each.default)
-            for each in (operation.parameters if parameters is None else parameters)
-        ],
-        frozen=True,
-        forbid_unknown_fields=True,
-        kw_only=True,
-        namespace={"__doc__": operation.summary},
-    )
-
-
-def _type(operation: Operation, parameter: Parameter) -> Any:
-    """Return the type of an argument in the contract."""
-    return _TYPES.get((operation.name, parameter.name), parameter.type)
+def query_struct(name: str, first: int = 0) -> Any:
+    """Return the type of the query parameters of an operation, from its `first` argument on."""
+    operation = OPERATIONS[name]
+    return arguments_struct(operation, operation.parameters[first:], _TYPES.get(name, {}))
 
 
 def _title(operation: Operation) -> str:

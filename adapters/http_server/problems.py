@@ -5,6 +5,7 @@ from http import HTTPStatus
 import msgspec
 import uuid_utils
 
+from postroom.application.error_reference import HTTP_FOLDER
 from postroom.application.remote_errors import reason_of, retry_after_ms
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 
@@ -16,6 +17,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Arguments:
         title: the status in words.
+        type: path on this server of a page about the code.
         code: what was wrong, for programs; the meaning of a code never changes.
         message: what was wrong, where, and what to do.
         retry_after_ms: when to retry; absent if repeating the request can't help.
@@ -87,6 +89,7 @@ def problem(error: PostroomError, corr_id: str) -> Problem:
         error.code,
         str(error),
         corr_id,
+        HTTP_FOLDER + error.code,
         retry_after_ms=retry_after_ms(error),
         message_id=original,
         msg_id=original,
@@ -99,14 +102,17 @@ def retry_after(milliseconds: int) -> bytes:
     return str(max(1, -(-milliseconds // 1_000))).encode()
 
 
-def refusal_of(status: int, code: str, message: str, fields: bytes, retry_after_ms: int | None) -> bytes:
+def refusal_of(
+    status: int, code: str, message: str, fields: bytes, retry_after_ms: int | None = None
+) -> bytes:
     """Return the answer to a request that has not reached the application, after which its connection ends.
 
     Arguments:
         fields: of the header of every answer.
     """
     title, corr_id = HTTPStatus(status).phrase, str(uuid_utils.uuid7())
-    body = msgspec.json.encode(Problem(title, status, code, message, corr_id, retry_after_ms=retry_after_ms))
+    document = Problem(title, status, code, message, corr_id, HTTP_FOLDER + code, retry_after_ms)
+    body = msgspec.json.encode(document)
     retry = b"retry-after: %b\r\n" % retry_after(retry_after_ms) if retry_after_ms else b""
     return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n" % (
         status,

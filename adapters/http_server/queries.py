@@ -1,30 +1,25 @@
 """Handlers of queries, operators' calls, and the state of the service."""
 
-from datetime import datetime
-
 import msgspec
 
 from postroom.adapters.http_server.routes import CLOSE, Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application import query_results
 from postroom.application.access.search import read_dead_letters
-from postroom.application.messages import rfc3339
+from postroom.application.error_reference import find_error_entry, write_error_entry
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.outbox.events import RecordedMessages
 from postroom.application.page import read_position
 from postroom.application.ports.dead_letters import (
-    DEFAULT_GROUP,
-    DeadLetter,
     DeadLetterGroupFilter,
     DeadLetterGroupPage,
 )
-from postroom.application.queries.mailbox_past import to_us
+from postroom.application.queries.query_answers import to_filter, to_group_filter, to_groups, to_item
 from postroom.application.service import Service
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.errors import NotFound, PostroomError
-from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
 
 MS = 1_000
 
@@ -50,24 +45,8 @@ class QueryHandlers:
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
         query: query_contract.MessagesQuery = call.query
-        fields = msgspec.structs.asdict(query)
-        for name in ("start_time", "end_time"):
-            if fields[name] is not None and not isinstance(fields[name], int):
-                fields[name] = to_us(fields[name]) // MS
-        page = await call.session.search(
-            EventFilter(
-                **fields
-                | {
-                    "topics": tuple(query.topics),
-                    "principals": tuple(query.principals),
-                    "statuses": tuple(parse_status(each) for each in query.statuses),
-                    "order": Order(query.order),
-                    "mailbox": call.mailbox.name,
-                    "envelopes": False,
-                }
-            )
-        )
-        return json_reply(query_contract.Items([_item(each) for each in page.items], page.next_cursor))
+        page = await call.session.search(to_filter(query, call.mailbox.name))
+        return json_reply(query_contract.Items([to_item(each) for each in page.items], page.next_cursor))
 
     async def get_message(self, call: Call) -> Reply:
         """Return a message with its history."""
@@ -105,25 +84,15 @@ class QueryHandlers:
     async def dead_letter_groups(self, call: Call) -> Reply:
         """Return a page of groups of dead letters."""
         query: query_contract.DeadLetterGroupsQuery = call.query
-        fields = msgspec.structs.asdict(query)
-        filter_ = DeadLetterGroupFilter(
-            **fields
-            | {
-                "topics": tuple(query.topics),
-                "by": tuple(query.by) or DEFAULT_GROUP,
-                "since": _to_us(query.since),
-                "until": _to_us(query.until),
-            }
-        )
         page = await read_dead_letters(
             call.session,
-            filter_,
+            to_group_filter(query),
             self._read_groups,
             DeadLetterGroupPage(()),
             lambda page: page.letters,
             "dead_letter_groups",
         )
-        return json_reply(_groups(page))
+        return json_reply(to_groups(page))
 
     async def _read_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
         if self._groups is None:
@@ -169,46 +138,11 @@ class StateHandlers:
         """Return the contract."""
         return Reply(self.contract)
 
+    async def error(self, call: Call) -> Reply:
+        """Explain an error code."""
+        text = write_error_entry(*find_error_entry(call.path["code"]))
+        return Reply(text.encode(), content_type=b"text/plain; charset=utf-8")
+
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""
         return json_reply(query_contract.Info(self._service.mailbox.name, self._service.dlq_profile))
-
-
-def _to_us(moment: int | datetime | None) -> int | None:
-    """Return a time in µs; numbers are in ms."""
-    return None if moment is None else moment * MS if isinstance(moment, int) else to_us(moment)
-
-
-def _groups(page: DeadLetterGroupPage) -> query_contract.DeadLetterGroups:
-    return query_contract.DeadLetterGroups(
-        [
-            query_contract.DeadLetterGroup(
-                each.topic,
-                each.reason,
-                each.fingerprint,
-                each.count,
-                rfc3339(each.first_seen) or "",
-                rfc3339(each.last_seen) or "",
-                list(each.trend),
-                _sample(each.sample),
-            )
-            for each in page.items
-        ],
-        page.letters,
-        page.groups,
-        rfc3339(page.since),
-        rfc3339(page.start) if page.items and page.items[0].trend else None,
-        page.width,
-        page.next_cursor,
-    )
-
-
-def _sample(letter: DeadLetter) -> query_contract.DeadLetterSample:
-    facts = {name: getattr(letter, name) for name in query_contract.DeadLetterSample.__struct_fields__}
-    times = {name: rfc3339(facts[name]) or "" for name in ("first_seen", "last_seen")}
-    return query_contract.DeadLetterSample(**facts | times)
-
-
-def _item(message: FoundMessage) -> query_contract.Item:
-    facts = {name: getattr(message, name) for name in query_contract.Item.__struct_fields__}
-    return query_contract.Item(**facts | {"status": message.status.name.lower()})

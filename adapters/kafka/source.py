@@ -13,7 +13,7 @@ from confluent_kafka import Message
 
 from postroom.adapters.kafka.consumer import GroupConsumer, place_of
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.application.cloudevents.message import is_cloud_event
+from postroom.application.cloudevents import is_cloud_event
 from postroom.application.ingest.broker_access import framing_length
 from postroom.application.ingest.settlement import Deliveries, DeliveryToken
 from postroom.application.ports.source import Headers, SourceMessage

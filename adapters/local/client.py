@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, groupby
@@ -13,10 +14,10 @@ from postroom.adapters.local import protocol
 from postroom.adapters.local.endpoints import Endpoint
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
 from postroom.application.caller import current_caller
-from postroom.application.mailbox.groups import releases_of
+from postroom.application.mailbox.groups import Answers, releases_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
-from postroom.application.threads import set_close_on_fork, wait_at_most
+from postroom.application.threads import has_result, set_close_on_fork, wait_at_most
 from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
@@ -271,7 +272,7 @@ class LocalClient(asyncio.Protocol):
         except asyncio.CancelledError:
             if self._calls.pop(id_, None) is not None:
                 self._write(frame((0, protocol.CANCEL, id_)))
-            elif kind == protocol.RECEIVE and call.done() and not call.cancelled() and not call.exception():
+            elif kind == protocol.RECEIVE and has_result(call):
                 self._release(call.result())
             raise
         finally:
@@ -358,3 +359,35 @@ def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]
             batch.append(command)
             size += added
         yield kind.__name__, batch
+
+
+class Deadlines:
+    """Time limits of answers under one timer, as a timer for each would take longer than its commands.
+
+    Arguments:
+        timeout_ms: time for each answer.
+        error: returns the error of commands that are not answered in time.
+    """
+
+    def __init__(self, timeout_ms: int, error: Callable[[], PostroomError]) -> None:
+        self._seconds = timeout_ms / 1_000
+        self._error = error
+        self._answers: deque[tuple[float, Answers]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, answers: Answers) -> None:
+        """Limit the time for the answers to commands that have just been queued."""
+        loop, all_answers = asyncio.get_running_loop(), self._answers
+        while all_answers and all_answers[0][1].done():
+            all_answers.popleft()
+        all_answers.append((loop.time() + self._seconds, answers))
+        if self._timer is None:
+            self._timer = loop.call_at(all_answers[0][0], self._expire)
+
+    def _expire(self) -> None:
+        loop, all_answers = asyncio.get_running_loop(), self._answers
+        while all_answers and (all_answers[0][1].done() or all_answers[0][0] <= loop.time()):
+            _, answers = all_answers.popleft()
+            if not answers.done():
+                answers.set_exception(self._error())
+        self._timer = loop.call_at(all_answers[0][0], self._expire) if all_answers else None

@@ -47,7 +47,7 @@ class SharedMailbox(CommandHandlers, Mailbox):
         return page
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
-        options = dict(name_job(arguments, self._new_id))
+        options = operation.stated(name_job(arguments, self._new_id))
         positional = [options.pop(name) for name in operation.positional]
         return await self._owner.query(operation.name, *positional, **options)
 

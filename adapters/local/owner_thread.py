@@ -13,7 +13,7 @@ from postroom.adapters.local.shared import OWNER_LOST, OwnerConnection
 from postroom.application.mailbox.groups import QueuedAnswers, deliveries_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer
-from postroom.application.threads import cancel_and_wait, check_not_forked, wait_uncancelled
+from postroom.application.threads import cancel_and_wait, check_not_forked, has_result, wait_uncancelled
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import Command, Receive
 
@@ -126,7 +126,7 @@ class OwnerThread:
         except asyncio.CancelledError:
             if call in self._asked:
                 self._asked.remove(call)
-            elif answer.done() and not answer.cancelled() and answer.exception() is None:
+            elif has_result(answer):
                 self._give_up([call])
             else:
                 self._loop.call_soon_threadsafe(call.cancel)

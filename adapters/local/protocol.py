@@ -8,7 +8,7 @@ that can't be read is answered once, under the id 0, and ends its connection.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ from postroom.application.operations.mailbox import OPERATIONS
 from postroom.application.page import Page
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.remote_errors import ProblemBrief, rebuild_error
+from postroom.application.version import own_version
+from postroom.application.worker_reports import WorkerState
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 from postroom.domain.mailbox.commands import (
@@ -47,6 +49,8 @@ from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import SettingsChanges
 from postroom.domain.subscription import SubscriptionFilter
+
+T = TypeVar("T")
 
 VERSION: Final = 6
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
@@ -222,7 +226,7 @@ def read_commands(kind: str, body: msgspec.Raw) -> list[Command]:
 
 def read_receive(body: msgspec.Raw) -> Receiving:
     """Return the body of a receive; raises as `read_commands`."""
-    receiving: Receiving = _read(_READ_RECEIVING, body)
+    receiving = _read(_READ_RECEIVING, body)
     asked = receiving.command
     max_bytes = min(asked.max_bytes, BATCH_BYTES)
     command = make_receive(asked.topics, asked.max_messages, max_bytes, asked.visibility_ms, asked.consumer)
@@ -231,15 +235,16 @@ def read_receive(body: msgspec.Raw) -> Receiving:
         principal=check_optional_text("principal", asked.principal),
         capability=check_optional_text("capability", asked.capability),
     )
-    wait_ms = check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS)
-    return Receiving(command, wait_ms, receiving.is_stream)
+    return Receiving(command, check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS), receiving.is_stream)
 
 
 def read_query(body: msgspec.Raw) -> Query:
     """Return the body of a query; raises as `read_commands`."""
-    query: Query = _read(_READ_QUERY, body)
+    query = _read(_READ_QUERY, body)
     if query.name not in QUERIES:
-        raise InvalidRequest(f"There is no query {query.name[:40]!r}.")
+        raise InvalidRequest(
+            f"There is no query {query.name[:40]!r} in Postroom {own_version()}, the owner's; upgrade it."
+        )
     for index, kind, name in _argument_structs(query.name):
         if index < len(query.arguments):
             try:
@@ -251,8 +256,7 @@ def read_query(body: msgspec.Raw) -> Query:
 
 def read_stream(body: msgspec.Raw) -> bytes:
     """Return a stream id; raises as `read_commands`."""
-    stream: bytes = _read(_READ_BYTES, body)
-    return stream
+    return _read(_READ_BYTES, body)
 
 
 def read_outboxes(body: msgspec.Raw) -> list[str]:
@@ -262,11 +266,10 @@ def read_outboxes(body: msgspec.Raw) -> list[str]:
 
 def read_id(body: msgspec.Raw) -> int:
     """Return the id of another request; raises as `read_commands`."""
-    id_: int = _read(_READ_INT, body)
-    return id_
+    return _read(_READ_INT, body)
 
 
-def _read(decode: Callable[[Any], Any], body: bytes | msgspec.Raw) -> Any:
+def _read(decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -308,6 +311,7 @@ _STRUCTS = {
     SettingsChanges: "The change of settings",
     SubscriptionFilter: "The filter of a subscription",
     ScheduleSpec: "The schedule",
+    WorkerState: "The worker",
 }
 """Arguments that are structs, as errors name them."""
 
@@ -342,32 +346,27 @@ _READ_REPLY = msgspec.msgpack.Decoder(tuple[int, ProblemBrief | None, msgspec.Ra
 
 def read_hello(body: bytes) -> Hello:
     """Return the greeting of an owner; raises MalformedFrame, as all these do."""
-    hello: Hello = _read(_READ_HELLO, body)
-    return hello
+    return _read(_READ_HELLO, body)
 
 
 def read_request(body: bytes) -> Request:
     """Return a request whose body is not yet read."""
-    request: Request = _read(_READ_REQUEST, body)
-    return request
+    return _read(_READ_REQUEST, body)
 
 
 def read_reply(body: bytes) -> tuple[int, ProblemBrief | None, msgspec.Raw]:
     """Return the id of the request, its error and its result."""
-    reply: tuple[int, ProblemBrief | None, msgspec.Raw] = _read(_READ_REPLY, body)
-    return reply
+    return _read(_READ_REPLY, body)
 
 
 def read_deliveries(body: msgspec.Raw) -> list[MessageDelivery]:
     """Return the result of a receive."""
-    deliveries: list[MessageDelivery] = _read(_READ_DELIVERIES, body)
-    return deliveries
+    return _read(_READ_DELIVERIES, body)
 
 
 def read_text(body: msgspec.Raw) -> str:
     """Return the id of a message."""
-    text: str = _read(_READ_TEXT, body)
-    return text
+    return _read(_READ_TEXT, body)
 
 
 def write_answers(answers: Sequence[Answer]) -> list[object]:
@@ -377,9 +376,10 @@ def write_answers(answers: Sequence[Answer]) -> list[object]:
 
 def read_answers(body: msgspec.Raw) -> list[Answer]:
     """Return the answers to commands."""
+    answers: list[Any] = _read(_READ_ANSWERS, body)
     return [
         Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is ProblemBrief else each
-        for each in _read(_READ_ANSWERS, body)
+        for each in answers
     ]
 
 

@@ -7,14 +7,14 @@ from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from postroom.adapters.local.client import LocalClient, OwnerGone
+from postroom.adapters.local.client import Deadlines, LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
-from postroom.application.mailbox.groups import Answers, Deadlines, as_known, deliveries_of, releases_of
+from postroom.application.mailbox.groups import Answers, as_known, deliveries_of, releases_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.telemetry import logger
-from postroom.application.threads import check_not_forked
+from postroom.application.threads import check_not_forked, has_result
 from postroom.domain.errors import (
     Fenced,
     MailboxClosed,
@@ -227,7 +227,7 @@ class OwnerConnection:
             except OWNER_LOST:
                 pass
             except asyncio.CancelledError:
-                if answers.done() and not answers.cancelled() and answers.exception() is None:
+                if has_result(answers):
                     await self.release(deliveries_of(answers.result()))
                 raise
 

@@ -101,7 +101,9 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         with self._lock:
             return [self._records[position] for position in self._streams.get(stream, ())]
 
-    def read_streams(self, streams: Iterable[bytes]) -> dict[bytes, list[Record]]:
+    def read_streams(
+        self, streams: Iterable[bytes], positions: int | None = None
+    ) -> dict[bytes, list[Record]]:
         return {stream: self.read_stream(stream) for stream in streams}
 
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:

@@ -19,8 +19,10 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         subjects: subjects that it stores; `*` matches one token, `>` all remaining ones.
+        storage: `file` survives restarts of the server, `memory` does not.
         retention: when messages are deleted: at a limit, when all consumers have acked them, or when one has.
         discard: action of a full stream: delete `old` messages, or refuse `new` ones.
+        compression: of files: `s2`, or `none`.
         replicas: number of servers of a cluster that store it, 1 to 5.
         max_age_ms, max_bytes, max_msgs: limits beyond which messages are deleted.
         max_msg_size: bytes; a larger message is refused.
@@ -51,7 +53,10 @@ class ConsumerDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """Desired configuration of a durable pull consumer; None as in `StreamDefinition`.
 
     Arguments:
+        stream, durable: names of the stream and of the consumer.
         filter_subjects: subjects that it delivers; empty delivers all of the stream.
+        ack_policy: `explicit`: each message is acked by itself.
+        deliver_policy: begin with `all` messages of the stream, or with `new` ones.
         ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
         max_deliver: attempts after which the worker dead-letters a message.
         server_max_deliver: deliveries after which the server stops redelivering; None is unlimited.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from threading import Thread
 from typing import Final
 
@@ -13,6 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from postroom.adapters.otel.tracer import SYSTEM, OtelTracer
 from postroom.application.telemetry import logger
+from postroom.application.version import own_version
 
 FLUSH_SECONDS: Final = 3.0
 """Time for the last spans; then they are dropped, so that the process ends."""
@@ -27,7 +27,7 @@ def exporting_tracer(endpoint: str | None) -> Iterator[OtelTracer]:
     Arguments:
         endpoint: base URL of the collector; None takes the one of the environment.
     """
-    resource = Resource({"service.name": SYSTEM, "service.version": version(SYSTEM)})
+    resource = Resource({"service.name": SYSTEM, "service.version": own_version()})
     provider = TracerProvider(
         resource=Resource.get_empty().merge(resource).merge(OTELResourceDetector().detect()),
         shutdown_on_exit=False,

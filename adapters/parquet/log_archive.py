@@ -16,9 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from postroom.adapters.parquet.archive_folder import ArchiveFolder, FileGone
-from postroom.adapters.parquet.manifest import NAME as MANIFEST
-from postroom.adapters.parquet.manifest import Entry, read_manifest, write_manifest
+from postroom.adapters.parquet.archive_folder import NAME as MANIFEST
+from postroom.adapters.parquet.archive_folder import (
+    ArchiveFolder,
+    Entry,
+    FileGone,
+    read_manifest,
+    write_manifest,
+)
 from postroom.adapters.parquet.segment_checks import (
     another_history,
     changed,
@@ -34,6 +39,7 @@ from postroom.adapters.parquet.segment_checks import (
     verified_commits,
 )
 from postroom.adapters.parquet.segment_files import (
+    EVENTS,
     FORMAT,
     SCHEMA,
     Part,
@@ -43,7 +49,6 @@ from postroom.adapters.parquet.segment_files import (
     select,
     to_table,
 )
-from postroom.adapters.parquet.sent_columns import EVENTS
 from postroom.application.mailbox.records import SCAN_POSITIONS
 from postroom.application.ports.event_log import LogArchive, Segment
 from postroom.domain.commit import Commit, IndexEntry

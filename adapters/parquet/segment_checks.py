@@ -5,20 +5,22 @@ from collections.abc import Iterable, Iterator
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from postroom.adapters.parquet.manifest import NAME as MANIFEST
-from postroom.adapters.parquet.manifest import Entry, is_named
+from postroom.adapters.parquet.archive_folder import NAME as MANIFEST
+from postroom.adapters.parquet.archive_folder import Entry, is_named
 from postroom.adapters.parquet.segment_files import (
+    EVENTS,
     FORMAT,
     FORMAT_2,
     ROW_GROUP_ROWS,
     SCHEMA,
+    EventsAt,
     Part,
     commits_where,
     first_difference,
+    first_wrong_sent,
     read_table,
     to_rows,
 )
-from postroom.adapters.parquet.sent_columns import EVENTS, EventsAt, first_wrong_sent
 from postroom.application.ports.event_log import Segment
 from postroom.domain.commit import Commit, chained
 from postroom.domain.errors import BrokenLog, InvalidRequest

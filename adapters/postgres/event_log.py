@@ -29,6 +29,8 @@ PARTITION_POSITIONS = 1 << 20
 RETENTION_WAIT_SECONDS = 2.0
 
 _CHUNK_POSITIONS, _CHUNK_POSITIONS_WITHOUT_ENVELOPES, _CHUNK_COMMITS = 2_000, 20_000, 500
+CHUNK_BYTES = 8 << 20
+"""Size after which a chunk of commits with envelopes ends."""
 SIZE_ROWS = 1 << 12
 """Limit on the commits whose sizes one statement sums."""
 
@@ -224,9 +226,11 @@ class PostgresEventLog(SqlEventLog):
     # -- reading ---
 
     def _fetch_commits(self, first: int, through: int, *, envelopes: bool) -> Iterator[Commit]:
-        """Yield the commits that begin at the positions `first` to `through`."""
-        statement = "commits" if envelopes else "commits_without_envelopes"
-        return map(to_commit, self._db.fetch(statement, first=first, through=through))
+        """Yield the commits that begin at these positions; with envelopes, up to a size."""
+        bounds = {"first": first, "through": through}
+        if envelopes:
+            return map(to_commit, self._db.fetch("commits", bytes=CHUNK_BYTES, **bounds))
+        return map(to_commit, self._db.fetch("commits_without_envelopes", **bounds))
 
     def _find_commits(self, positions: Sequence[int], after: int, envelopes: bool) -> list[Commit]:
         """Return the commits that hold these positions, and begin after position `after`."""

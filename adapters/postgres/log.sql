@@ -43,8 +43,12 @@ SELECT place - %(base)s, last, at FROM postroom.log
 WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(position)s ORDER BY place DESC LIMIT 1;
 
 -- name: commits
-SELECT place - %(base)s, last, epoch, at, chain, events, envelopes FROM postroom.log
-WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s ORDER BY place;
+-- Up to a size, after the first; the length of a value is known without reading it.
+SELECT place - %(base)s, last, epoch, at, chain, events, envelopes FROM (
+    SELECT place, last, epoch, at, chain, events, envelopes,
+        sum(length(events) + length(envelopes)) OVER (ORDER BY place) - length(events) - length(envelopes) AS before
+    FROM postroom.log WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s
+) AS commits WHERE before < %(bytes)s ORDER BY place;
 
 -- name: commits_without_envelopes
 SELECT place - %(base)s, last, epoch, at, chain, events, ''::bytea FROM postroom.log

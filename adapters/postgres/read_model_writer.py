@@ -27,6 +27,7 @@ from postroom.adapters.postgres.columns import (
 )
 from postroom.adapters.postgres.database import connect, follow_lock
 from postroom.adapters.postgres.errors import describe, shown, unavailable
+from postroom.adapters.postgres.hints import TableHints
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.reconnecting import has_ended
 from postroom.adapters.postgres.url import DEFAULT_SCHEMA, in_schema, schema_of
@@ -36,7 +37,7 @@ from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sql.versions import now, parked_rows
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
-from postroom.projections.incremental.cursors import Version
+from postroom.projections.incremental import Version
 from postroom.projections.plan import Plan, with_bucket
 from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, PartWriter, RowReader
 from postroom.projections.projection import Projection
@@ -214,6 +215,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
         super().__init__(shown(url))
         self._url = url
         self._db: Connection | None = None
+        self._hints: TableHints | None = None
         self._is_in_transaction = False
 
     def close(self) -> None:
@@ -233,11 +235,18 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
                 ).fetchone() or (False,)
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
+            hints = self._hints = TableHints(connection, self._url, "log")
             try:
                 yield bool(is_leader)
             finally:
+                self._hints = None
                 with suppress(psycopg.Error):  # the server releases it with the connection
+                    hints.close()
                     connection.execute(_UPDATE_SQL["unlock"])
+
+    def wait_for_commit(self, seconds: float) -> bool | None:
+        """Wait for a notification in the session of the lock; see `ReadModelUpdater.wait_for_commit`."""
+        return None if self._hints is None else self._hints.wait(seconds)
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -46,7 +46,7 @@ from postroom.adapters.sql.tables import ReadModelTables, read_heads
 from postroom.domain.errors import Unavailable, UnusableServer
 from postroom.domain.search import IDS
 from postroom.domain.tokenizer import Word
-from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.incremental import Cursor, Head
 from postroom.projections.plan import FORMAT
 from postroom.projections.search_text import LONG_TEXT, indexed_parts, is_part_of_id
 

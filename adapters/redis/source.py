@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -197,15 +199,7 @@ class RedisStreamSource:
                 logger().error("source.message_trimmed", stream=self._stream, sequence=id_.decode())
 
     def _message(self, id_: bytes, fields: dict[bytes, bytes], delivered: int) -> SourceMessage:
-        name = self._field
-        if name not in fields and len(fields) == 1:
-            (name,) = fields
-        headers = {
-            key.decode(errors="replace"): value.decode(errors="replace")
-            for key, value in fields.items()
-            if key != name
-        }
-        return SourceMessage(self._stream, fields.get(name, b""), headers, delivered, id_.decode(), id_)
+        return _read_entry(self._stream, self._field, id_, fields, delivered)
 
     def _is_claim_due(self) -> bool:
         return _now() >= self._claim_at
@@ -251,25 +245,38 @@ class RedisStreamSource:
         label = f"Redis stream {self._stream} of {self._where}"
         if self._closed:
             raise Unavailable(f"{label} can't be {what}: it was closed.")
-        try:
-            return await ask(*arguments, **named)
-        except AuthenticationError as error:
-            raise InvalidRequest(f"{label} can't be {what}: {reason(error)}; {USER_ADVICE}.") from error
-        except ResponseError as error:
-            if "NOGROUP" in str(error):
-                raise _NoGroup(f"{label} has no group {self._group}; it is created again.") from error
-            if str(error).startswith(("WRONGTYPE", "NOPERM", "ERR unknown command")):
-                raise InvalidRequest(
-                    f"{label} can't be {what}: {error}; name a stream that supports consumer groups."
-                ) from error
-            raise Unavailable(f"{label} can't be {what}: {error}.") from error
-        except (RedisError, OSError, TimeoutError) as error:
-            hint = tls_advice(error) or (
-                "Check its URL and that the server runs."
-                if what == "opened"
-                else "It is retried when Redis is available."
-            )
-            raise Unavailable(f"{label} can't be {what}: {reason(error)}. {hint}") from error
+        advice = "Check its URL and that the server runs." if what == "opened" else _RETRIED
+        with _translate_errors(label, what, advice):
+            try:
+                return await ask(*arguments, **named)
+            except AuthenticationError:
+                raise
+            except ResponseError as error:
+                if "NOGROUP" in str(error):
+                    raise _NoGroup(f"{label} has no group {self._group}; it is created again.") from error
+                if str(error).startswith(("WRONGTYPE", "NOPERM", "ERR unknown command")):
+                    raise InvalidRequest(
+                        f"{label} can't be {what}: {error}; name a stream that supports consumer groups."
+                    ) from error
+                raise Unavailable(f"{label} can't be {what}: {error}.") from error
+
+
+def _read_entry(
+    stream: str, name: bytes, id_: bytes, fields: dict[bytes, bytes], delivered: int
+) -> SourceMessage:
+    """Return the message of an entry.
+
+    Arguments:
+        name: the field with the message; an entry with a single field may name it differently.
+    """
+    if name not in fields and len(fields) == 1:
+        (name,) = fields
+    headers = {
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in fields.items()
+        if key != name
+    }
+    return SourceMessage(stream, fields.get(name, b""), headers, delivered, id_.decode(), id_)
 
 
 class _NoGroup(Unavailable):
@@ -309,7 +316,31 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+_ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}\Z", re.ASCII)
 _REFUSALS = ("WRONGTYPE", "NOPERM", "READONLY")
+_RETRIED = "It is retried when Redis is available."
+
+
+@contextmanager
+def _translate_errors(label: str, what: str, advice: str) -> Iterator[None]:
+    """Raise InvalidRequest or Unavailable in the place of an error of Redis.
+
+    Arguments:
+        label: the stream.
+        what: participle that follows "can't be".
+        advice: what to do while Redis can't be reached.
+    """
+    try:
+        yield
+    except AuthenticationError as error:
+        raise InvalidRequest(f"{label} can't be {what}: {reason(error)}; {USER_ADVICE}.") from error
+    except ResponseError as error:
+        kind = InvalidRequest if str(error).startswith(_REFUSALS) else Unavailable
+        raise kind(f"{label} can't be {what}: {error}.") from error
+    except (RedisError, OSError, TimeoutError) as error:
+        raise Unavailable(
+            f"{label} can't be {what}: {reason(error)}. {tls_advice(error) or advice}"
+        ) from error
 
 
 class RedisPublisher:
@@ -335,18 +366,55 @@ class RedisPublisher:
                 "message; rename one of them."
             )
         fields: dict[Any, Any] = {self._field: payload, **headers}
-        try:
+        with _translate_errors(label, "written", _RETRIED):
             id_: Any = await self._client.xadd(subject, fields)
-        except AuthenticationError as error:
-            raise InvalidRequest(f"{label} can't be written: {reason(error)}; {USER_ADVICE}.") from error
-        except ResponseError as error:
-            kind = InvalidRequest if str(error).startswith(_REFUSALS) else Unavailable
-            raise kind(f"{label} can't be written: {error}.") from error
-        except (RedisError, OSError, TimeoutError) as error:
-            advice = tls_advice(error) or "It is retried when Redis is available."
-            raise Unavailable(f"{label} can't be written: {reason(error)}. {advice}") from error
         return PublishAck(subject, int(id_.partition(b"-")[0]), False)
 
     async def close(self) -> None:
         """Disconnect; closing twice is fine."""
         await self._client.aclose()
+
+
+class RedisDeadLetterQueue:
+    """Dead letters in a Redis stream; its key is their subject, and a missing key is an empty stream.
+
+    Arguments:
+        field: the field with the message.
+
+    Raises: InvalidRequest for a malformed URL.
+    """
+
+    def __init__(self, settings: RedisSettings, field: str = "data") -> None:
+        self._where = settings.shown_address
+        self._field = field.encode()
+        self._client = connect_redis(settings, "dead letters")
+
+    async def read(self, subject: str, limit: int) -> Sequence[SourceMessage]:
+        """Return the oldest entries; see `DeadLetterQueue.read`."""
+        return await self._range(subject, "-", "+", limit)
+
+    async def find(self, subject: str, sequence: str) -> SourceMessage | None:
+        """Return an entry by its id; see `DeadLetterQueue.find`."""
+        if not _ENTRY_ID.match(sequence):
+            raise InvalidRequest(
+                f"{sequence!r} is not the number of a dead letter; list them to see their numbers."
+            )
+        messages = await self._range(subject, sequence, sequence, 1)
+        return messages[0] if messages else None
+
+    async def remove(self, message: SourceMessage) -> None:
+        """Remove an entry permanently; see `DeadLetterQueue.remove`."""
+        await self._ask(message.subject, self._client.xdel(message.subject, message.token))
+
+    async def close(self) -> None:
+        """Disconnect; closing twice is fine."""
+        await self._client.aclose()
+
+    async def _range(self, subject: str, first: str, last: str, limit: int) -> list[SourceMessage]:
+        entries: Any = await self._ask(subject, self._client.xrange(subject, first, last, limit))
+        return [_read_entry(subject, self._field, id_, fields, 1) for id_, fields in entries]
+
+    async def _ask(self, subject: str, asking: Awaitable[T]) -> T:
+        label = f"Redis stream {subject} of {self._where}"
+        with _translate_errors(label, "used", "Try again when Redis is available."):
+            return await asking

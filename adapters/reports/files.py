@@ -9,7 +9,7 @@ from tempfile import mkstemp
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 FILE = "report.parquet"

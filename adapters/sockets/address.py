@@ -17,7 +17,7 @@ from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 UNIX = "unix:"
-BACKLOG = 1_024
+BACKLOG = 4_096
 
 
 class Address(NamedTuple):

@@ -16,12 +16,20 @@ from postroom.adapters.sql.tables import chain_text, read_heads, to_cursors, to_
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
 from postroom.domain.search import NO_BODIES
-from postroom.projections.fold import MESSAGES, derive
-from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow, stored_frame
-from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.fold import MESSAGES, derive, with_parking
+from postroom.projections.incremental import (
+    STORED_COLUMNS,
+    Batch,
+    Changes,
+    Cursor,
+    Head,
+    Step,
+    StoredRow,
+    Version,
+    stored_frame,
+)
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import ParkedRecord
-from postroom.projections.parking import with_parking
 from postroom.projections.plan import FORMAT
 from postroom.projections.ports.read_model_store import ReadModelUpdater
 from postroom.projections.projection import (

@@ -63,8 +63,8 @@ from postroom.domain.search import (
     Order,
     TableStats,
 )
-from postroom.projections.incremental.cursors import START, Head, find_difference
-from postroom.projections.incremental.cursors import Cursor as LogCursor
+from postroom.projections.incremental import START, Head, find_difference
+from postroom.projections.incremental import Cursor as LogCursor
 from postroom.projections.models.messages import without_token
 from postroom.projections.plan import FORMAT
 

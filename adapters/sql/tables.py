@@ -29,7 +29,7 @@ from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.message import Headers
 from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES
-from postroom.projections.incremental.cursors import START, Cursor, Head, Version
+from postroom.projections.incremental import START, Cursor, Head, Version
 
 projection = Table(
     "projection",

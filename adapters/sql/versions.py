@@ -17,7 +17,7 @@ from postroom.adapters.sql.tables import chain_text, to_cursors
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, RECORDS
-from postroom.projections.incremental.cursors import Cursor
+from postroom.projections.incremental import Cursor
 from postroom.projections.log_reader import LogExtent
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import FORMAT, Plan

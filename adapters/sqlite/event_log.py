@@ -1,8 +1,9 @@
 """The event log port over a SQLite file."""
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec.structs import asdict
 from postroom.adapters.sql.event_log import SqlEventLog
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
-from postroom.adapters.sqlite.store_file import file_id, has_file
+from postroom.adapters.sqlite.store_file import has_file
 from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes, stream_ids
 from postroom.application.ports.event_log import Head, LogSize
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -75,7 +76,7 @@ class SqliteEventLog(SqlEventLog):
             self._reader = connections.enter_context(closing(connect_reader(self.path)))
             self._mailbox = self._mailbox_id()
             self._base = self._mailbox * POSITIONS_PER_MAILBOX
-            self._file = file_id(self.path)
+            self._file = self.path.stat()
             connections.pop_all()
         self._bounds = {
             "mailbox": self._mailbox,
@@ -217,8 +218,10 @@ class SqliteEventLog(SqlEventLog):
 
     def _check_file(self) -> None:
         # An open file outlives its name, so SQLite goes on, and all would be lost when this process ends.
-        if file_id(self.path) != self._file:
-            raise StoreReplaced(self.mailbox, self.path)
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), self._file):
+                return
+        raise StoreReplaced(self.mailbox, self.path)
 
     def _insert(self, writer: sqlite3.Connection, commits: Sequence[Commit]) -> bool:
         """Insert commits and their entries, all or none; return False if retention removed their place."""

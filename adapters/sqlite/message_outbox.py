@@ -9,12 +9,18 @@ from threading import Lock
 
 import msgspec
 
-from postroom.adapters.files.changes import FileChanges
+from postroom.adapters.files import FileChanges
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.adapters.sqlite.store_file import is_frozen
 from postroom.application.outbox.events import rank_mailboxes
-from postroom.application.ports.outbox import MAX_COUNTED, MessageCount, MessageOutbox, RecordedMessage
+from postroom.application.ports.outbox import (
+    MAX_COUNTED,
+    MessageCount,
+    MessageOutbox,
+    RecordedMessage,
+    RefusedMessage,
+)
 from postroom.application.threads import poll_pause, wait_at_most
 from postroom.domain.errors import Unavailable
 
@@ -61,6 +67,12 @@ class SqliteMessageOutbox(MessageOutbox):
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
     ) -> None:
         await asyncio.to_thread(self._settle, sent, refused)
+
+    async def find_refused(self, limit: int) -> list[RefusedMessage]:
+        return await asyncio.to_thread(self._find_refused, limit)
+
+    async def retry(self, ids: Collection[str] | None) -> int:
+        return await asyncio.to_thread(self._retry, None if ids is None else list(ids))
 
     async def wait(self) -> None:
         """Return when the file may have messages that were committed since the last `find`."""
@@ -142,6 +154,22 @@ class SqliteMessageOutbox(MessageOutbox):
                     break
             cursor.close()
         return rows
+
+    def _find_refused(self, limit: int) -> list[RefusedMessage]:
+        parameters = {"mailbox": self._mailbox, "limit": limit, "counted": MAX_COUNTED}
+        with self._use() as connection:
+            if connection is None or not _has_table(connection):
+                return []
+            rows = connection.execute(_SQL["find_refused"], parameters).fetchall()
+        return [RefusedMessage(*(text.encode(errors="replace").decode() for text in row)) for row in rows]
+
+    def _retry(self, ids: list[str] | None) -> int:
+        only = None if ids is None else msgspec.json.encode(ids).decode()
+        parameters = {"mailbox": self._mailbox, "ids": only, "counted": MAX_COUNTED}
+        with self._use() as connection:
+            if connection is None or not _has_table(connection):
+                return 0
+            return connection.execute(_SQL["retry"], parameters).rowcount
 
     def _settle(
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
@@ -247,6 +275,10 @@ def count_messages(path: Path) -> list[MessageCount]:
         raise Unavailable(
             f"The outbox in {path} can't be read: {error}. Check the file and its permissions."
         ) from error
+
+
+def _has_table(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute(_SQL["exists"]).fetchone()[0])
 
 
 def _decode(text: bytes) -> str:

@@ -6,6 +6,9 @@ WHERE mailbox = :mailbox AND error IS NULL
   AND topic NOT IN (SELECT value FROM json_each(:except_topics))
 ORDER BY position LIMIT :limit;
 
+-- name: exists
+SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'outbox_messages');
+
 -- name: has_rows
 SELECT EXISTS (SELECT 1 FROM outbox_messages);
 
@@ -24,6 +27,21 @@ SELECT id, message FROM outbox_messages WHERE position = :position;
 -- The id is compared, as positions of deleted rows are used again. One that is not UTF-8 is passed as bytes.
 -- name: delete
 DELETE FROM outbox_messages WHERE position = :position AND (id = :id OR id = CAST(:id AS TEXT));
+
+-- name: find_refused
+SELECT id, topic, error
+FROM (SELECT position, id, mailbox, topic, error FROM outbox_messages ORDER BY position LIMIT :counted)
+WHERE mailbox = :mailbox AND error IS NOT NULL
+ORDER BY position LIMIT :limit;
+
+-- name: retry
+UPDATE outbox_messages SET error = NULL
+WHERE position IN (
+    SELECT position
+    FROM (SELECT position, id, mailbox, error FROM outbox_messages ORDER BY position LIMIT :counted)
+    WHERE mailbox = :mailbox AND error IS NOT NULL
+      AND (:ids IS NULL OR id IN (SELECT value FROM json_each(:ids)))
+);
 
 -- name: refuse
 UPDATE outbox_messages SET error = :error WHERE position = :position AND (id = :id OR id = CAST(:id AS TEXT));

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from postroom.adapters.files.changes import FileChanges
+from postroom.adapters.files import FileChanges
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import check_ids, statements
 from postroom.adapters.sqlite.database import connect, connect_reader
@@ -26,7 +26,7 @@ from postroom.adapters.sqlite.read_model_file import (
 )
 from postroom.adapters.sqlite.store_file import FileId, file_id, has_file
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.projections.incremental.cursors import Version
+from postroom.projections.incremental import Version
 from postroom.projections.ports.read_model_store import LockTimeout
 
 CACHE_KIB = 64 << 10

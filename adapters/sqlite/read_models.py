@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from postroom.adapters.files.durable import is_file_locked
+from postroom.adapters.files import is_file_locked
 from postroom.adapters.sql.ddl import SQLITE
 from postroom.adapters.sql.log_reader import envelopes_at
 from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
@@ -45,7 +45,7 @@ from postroom.adapters.sqlite.store_file import has_file
 from postroom.domain.errors import Unavailable
 from postroom.domain.search import IDS, TEXT_HEADERS, WORD_HEADERS
 from postroom.domain.tokenizer import Word, has_words, tokenize
-from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.incremental import Cursor, Head
 from postroom.projections.search_text import LONG_TEXT, indexed_parts, is_part_of_id
 
 FREQUENT = ("acked", "archived")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import open_file
 from postroom.adapters.sqlite.read_model_file import views_path

@@ -11,10 +11,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.adapters.sql.statements import Migration, read_migrations, read_text, statements
-from postroom.application.mailbox.codec import FORMAT, RECORDS, check_format, own_version
+from postroom.application.mailbox.codec import FORMAT, RECORDS, check_format
 from postroom.application.telemetry import logger
+from postroom.application.version import own_version
 from postroom.domain.errors import UnusableStore
 
 WRITABLE_BY_OTHERS = 0o022

@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from postroom.adapters.sqs.errors import SqsError, invalid_attribute, invalid_value, unsupported
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.names import is_glob
 from postroom.domain.policy import DAY_MS, MAX_COUNT, MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
-from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges, is_glob, resolve_policy
+from postroom.domain.settings import MailboxSettings, PolicyChanges, SettingsChanges, resolve_policy
 
 ACCOUNT: Final = "000000000000"
 ARN: Final = f"arn:aws:sqs:us-east-1:{ACCOUNT}:"

@@ -24,7 +24,7 @@ from postroom.adapters.sqs.requests import (
 )
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.application.query_results import RedriveReport
+from postroom.application.reports import RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected
 from postroom.domain.message import DeadReason, Receipt

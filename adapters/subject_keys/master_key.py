@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.application.ports.subject_keys import MasterKey, Part
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Unavailable
 

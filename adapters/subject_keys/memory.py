@@ -8,7 +8,7 @@ from pathlib import Path
 from secrets import token_bytes, token_hex
 from threading import Lock
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym
 from postroom.domain.errors import Unavailable

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
 
-from postroom.adapters.files.durable import sync
+from postroom.adapters.files import sync
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.subject_keys.master_key import DATA_KEY_BYTES, PSEUDONYM_PREFIX, DataKey
 from postroom.application.ports.subject_keys import MasterKey, Subject, SubjectKeys, UnknownPseudonym

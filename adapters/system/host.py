@@ -1,21 +1,26 @@
-"""Checks of a host, and protection of a process's memory from its disks (svc-mailbox I-9)."""
+"""The host of a process: checks, protection of memory from disks (svc-mailbox I-9), the service manager."""
 
+import asyncio
 import ctypes
+import math
 import os
 import platform
 import re
 import resource
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+import time
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from postroom.application.diagnosis import Check, Finding
 from postroom.application.extras import EXTRAS
+from postroom.application.telemetry import logger
+from postroom.application.version import own_version
 
 MIN_FILES = 4_096
 MIN_JAVA = 17
@@ -39,7 +44,7 @@ def host_checks() -> list[Check]:
 
 def check_versions() -> Iterator[Finding]:
     """Find the versions of Postroom and what it runs on."""
-    names = f"Postroom {version('postroom')}, Python {platform.python_version()}"
+    names = f"Postroom {own_version()}, Python {platform.python_version()}"
     yield Finding("versions", "ok", f"{names}, SQLite {sqlite3.sqlite_version}")
 
 
@@ -55,6 +60,8 @@ def check_extras() -> Iterator[Finding]:
 
 def check_java() -> Iterator[Finding]:
     """Find Spark and the Java that it would start."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
         spark = f"PySpark {version('pyspark')}"
     except PackageNotFoundError:
@@ -185,3 +192,52 @@ def _may_lock_any() -> bool:
 
 def _overwrite_freed_memory(library: ctypes.CDLL) -> bool:
     return hasattr(library, "mallopt") and library.mallopt(_M_PERTURB, _PERTURB_BYTE) == 1
+
+
+WATCHDOG_SHARE = 3
+"""Messages in the time after which systemd takes a silent process for hung."""
+
+
+class ServiceManager:
+    """The service manager, such as systemd; without one, messages go nowhere.
+
+    Arguments:
+        environment: has the address of its socket, and how often it wants to hear from a healthy process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        own = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        interval = environment.get("WATCHDOG_USEC", "") if own else ""
+        self._watchdog_us = int(interval) if interval.isdecimal() else 0
+
+    def ready(self) -> None:
+        """Say that the command has started, or has reloaded."""
+        self._notify("READY=1")
+
+    def reloading(self) -> None:
+        """Say that a reload begins."""
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
+
+    def stopping(self) -> None:
+        """Say that the command ends."""
+        self._notify("STOPPING=1")
+
+    async def watch(self) -> None:
+        """Say that the event loop is healthy, as often as the service manager asks, until cancelled."""
+        pause = self._watchdog_us / 1_000_000 / WATCHDOG_SHARE or math.inf
+        while self._address and pause < math.inf:
+            self._notify("WATCHDOG=1")
+            await asyncio.sleep(pause)
+
+    def _notify(self, message: str) -> None:
+        if not self._address:
+            return
+        # A name that begins with @ is in Linux's abstract namespace.
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto(message.encode(), address)
+        except OSError as error:  # the command continues; a service manager without notifications restarts it
+            logger().retry("service_manager.unreachable", error=str(error))

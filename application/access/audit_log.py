@@ -16,7 +16,7 @@ from postroom.application.access.audit import (
     to_entry,
     to_removal,
 )
-from postroom.application.mailbox.commit_ends import last_commit_through
+from postroom.application.mailbox.segments import last_commit_through
 from postroom.application.page import Page, read_position
 from postroom.application.ports.event_log import Clock, EventLog, EventLogReader, Head, Seal
 from postroom.application.queries.verify import VerifyLog

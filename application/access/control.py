@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from postroom.application.access.audit import AuditLog, Auditor
 from postroom.application.access.authority import Authority
-from postroom.application.access.guard import Deliveries, Guard, Quotas
+from postroom.application.access.guard import AccessSettings, Deliveries, Guard, Quotas
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.search import AuthorizedSearch, AuthorizedSearchQueries
-from postroom.application.access.settings import AccessSettings
 from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.event_log import Clock

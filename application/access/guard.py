@@ -1,15 +1,50 @@
-"""The current rights of one capability: its rights, its quotas, and the deliveries that it may settle."""
+"""The current rights of one capability: its rights, its quotas, and the deliveries that it may settle.
 
-from collections.abc import Callable, Iterable, Sequence
+Their settings are `AccessSettings`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from postroom.application.access.authority import Authority
-from postroom.application.access.settings import AccessSettings
 from postroom.application.messages import ReceivedMessage
+from postroom.domain.arguments import check_int
 from postroom.domain.capability.access import Access, check_operation, uncovered_topic
-from postroom.domain.capability.rights import Quota, Right
+from postroom.domain.capability.rights import Quota, Right, check_quota
 from postroom.domain.errors import Forbidden, Saturated, Unauthenticated
 from postroom.domain.message import Receipt
+
+DEFAULT_CACHE_TTL_MS = 30_000
+MIN_CACHE_TTL_MS, MAX_CACHE_TTL_MS = 5_000, 120_000
+ANY_PRINCIPAL = "*"
+
+
+class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of access control.
+
+    Arguments:
+        cap_cache_ttl_ms: how long a verified token is not verified again, and how long a revocation may take
+            to be effective in other processes; 5 to 120 s (svc-mailbox I-15, C-6).
+        principal_quotas: quota of all capabilities of a principal together, by its name; `*` applies to each
+            principal that is not named.
+    """
+
+    cap_cache_ttl_ms: int = DEFAULT_CACHE_TTL_MS
+    principal_quotas: Mapping[str, Quota] = {}
+
+    def validate(self) -> "AccessSettings":
+        """Return the settings, or raise InvalidRequest."""
+        check_int("cap_cache_ttl_ms", self.cap_cache_ttl_ms, MIN_CACHE_TTL_MS, MAX_CACHE_TTL_MS)
+        for quota in self.principal_quotas.values():
+            check_quota(quota)
+        return self
+
+    def quota_of(self, principal: str) -> Quota | None:
+        """Return the quota of a principal; None if it has none."""
+        return self.principal_quotas.get(principal) or self.principal_quotas.get(ANY_PRINCIPAL)
+
 
 US_PER_MS = 1_000
 CLEAN_UP_AT = 10_000

@@ -18,14 +18,81 @@ from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.reports import SearchReport
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items
+from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, NotFound, Rejected
 from postroom.domain.mailbox.topic_decisions import unknown_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MailboxLimits, TopicPolicy
+from postroom.domain.saved_search import topics_of_query
 from postroom.domain.settings import SettingsChanges
+
+
+class AuthorizedSearches(Mailbox):
+    """The saved searches of `AuthorizedMailbox`; changes are audited, with the topics of the search.
+
+    A capability sees the searches whose topics it covers; one that is limited to topics sees none that names
+    no topics. With the right `redrive`, it may save, replace and delete those that it sees.
+    """
+
+    _mailbox: Mailbox
+    _guard: Guard
+    _auditor: Auditor
+
+    @audit_refusals(Right.READ_HEADERS)
+    async def list_searches(self) -> list[SearchReport]:
+        await self._guard.check(Right.READ_HEADERS)
+        self._guard.charge()
+        return [each for each in await self._mailbox.list_searches() if self._covers_search(each.topics)]
+
+    async def _save_search(self, operation: Operation, arguments: Arguments) -> SearchReport:
+        """Save a search in the name of the capability's principal."""
+        topics = topics_of_query(arguments["query"])
+
+        async def save() -> SearchReport:
+            await self._check_change(topics)
+            named = {**arguments, "principal": self._guard.access.principal}
+            report: SearchReport = await operation.ask(self._mailbox, named)
+            return report
+
+        return await self._auditor.run(
+            Right.REDRIVE, save, lambda _: 0, topics=topics, criteria=(operation.name,)
+        )
+
+    async def _delete_search(self, operation: Operation, arguments: Arguments) -> None:
+        """Delete a search; an unknown one and one of other topics have the same answer."""
+        id_ = arguments["search_id"]
+
+        async def delete() -> None:
+            await self._guard.check(Right.REDRIVE)
+            searches = {each.search_id: each for each in await self._mailbox.list_searches()}
+            if not self._guard.covers_all_topics and id_ not in searches:
+                raise uncovered_topic()
+            await self._check_change(searches[id_].topics if id_ in searches else ())
+            try:
+                await operation.ask(self._mailbox, arguments)
+            except NotFound:
+                if self._guard.covers_all_topics:
+                    raise
+                raise uncovered_topic() from None
+
+        await self._auditor.run(Right.REDRIVE, delete, lambda _: 0, target=id_, criteria=(operation.name,))
+
+    async def _check_change(self, topics: tuple[str, ...] | list[str]) -> None:
+        await self._guard.check(Right.REDRIVE)
+        if not self._covers_search(topics):
+            raise uncovered_topic()
+        self._guard.charge()
+
+    def _covers_search(self, topics: tuple[str, ...] | list[str]) -> bool:
+        """Return whether the capability covers all topics that a search names, or all if it names none."""
+        if self._guard.covers_all_topics:
+            return True
+        return bool(topics) and all(map(self._guard.covers, topics))
+
 
 CRITERIA = {
     "redrive_dead_letters": "redrive",
@@ -38,7 +105,7 @@ CRITERIA = {
 
 
 @derive(Mailbox)
-class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedReads):
+class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedSearches, AuthorizedReads):
     """`Mailbox` that checks each call against a capability before the mailbox itself gets it.
 
     A capability that is limited to topics gets one answer, Forbidden, for unknown messages and for messages
@@ -171,6 +238,19 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedRea
             heartbeat_ms=heartbeat_ms,
             wait_ms=wait_ms,
         )
+
+    @audit_refusals(Right.RECV)
+    async def _report_worker(self, operation: Operation, arguments: Arguments) -> None:
+        """Report a worker of the capability, with its handlers of covered topics."""
+        await self._guard.check(Right.RECV)
+        self._guard.charge()
+        worker = arguments["worker"]
+        own = tuple(each for each in worker.handlers if self._guard.covers(each.topic))
+        changes = {
+            "worker": msgspec.structs.replace(worker, handlers=own),
+            "principal": self._guard.access.principal,
+        }
+        await operation.ask(self._mailbox, {**arguments, **changes})
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         """Make a call of an operation that needs no more than its right, and its topic if it names one."""

@@ -21,10 +21,10 @@ from postroom.application.query_results import (
     MessageDetail,
     Moment,
     PeekedMessage,
-    ScheduleReport,
-    SubscriptionReport,
 )
+from postroom.application.reports import ConsumerReport, ScheduleReport, SubscriptionReport, TopicReport
 from postroom.application.service import Search
+from postroom.application.worker_reports import WorkerReport
 from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
@@ -170,6 +170,38 @@ class AuthorizedReads(Mailbox):
     async def list_topics(self) -> list[TopicSummary]:
         await self._begin_read(None)
         return [each for each in await self._mailbox.list_topics() if self._guard.covers(each.topic)]
+
+    async def _describe_topic(self, operation: Operation, arguments: Arguments) -> TopicReport:
+        topic = arguments["topic"]
+
+        async def describe() -> TopicReport:
+            await self._begin_read(topic)
+            report: TopicReport = await operation.ask(self._mailbox, arguments)
+            own = [each for each in report.subscriptions if self._guard.covers(each)]
+            return replace(report, subscriptions=own)
+
+        return await self._auditor.run(
+            READ_HEADERS, describe, lambda _: 0, topics=(topic,), criteria=("describe_topic",)
+        )
+
+    async def _list_consumers(self, operation: Operation, arguments: Arguments) -> list[ConsumerReport]:
+        async def read() -> list[ConsumerReport]:
+            await self._begin_read(None)
+            every = self._guard.covers_all_topics
+            consumers = await self._mailbox.list_consumers()
+            return [each for each in consumers if every or (each.topic and self._guard.covers(each.topic))]
+
+        return await self._auditor.run(READ_HEADERS, read, lambda _: 0, criteria=("list_consumers",))
+
+    @audit_refusals(READ_HEADERS)
+    async def list_workers(self) -> list[WorkerReport]:
+        """Return the workers with their handlers of covered topics; see `Mailbox.list_workers`."""
+        await self._begin_read(None)
+        workers = await self._mailbox.list_workers()
+        if self._guard.covers_all_topics:
+            return workers
+        handlers = ([own for own in each.handlers if self._guard.covers(own.topic)] for each in workers)
+        return [replace(each, handlers=own) for each, own in zip(workers, handlers, strict=True) if own]
 
     @audit_refusals(READ_HEADERS)
     async def list_subscriptions(self) -> list[SubscriptionReport]:

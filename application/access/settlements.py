@@ -15,13 +15,8 @@ from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page
-from postroom.application.query_results import (
-    MessageChange,
-    Outcome,
-    RedriveMessage,
-    RedrivePreview,
-    RedriveReport,
-)
+from postroom.application.query_results import MessageChange, Outcome, RedrivePreview
+from postroom.application.reports import RedriveMessage, RedriveReport
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
@@ -226,7 +221,7 @@ class AuthorizedRedrives(Mailbox):
         spec = arguments["spec"]
         return await self._auditor.run(
             _right_of(spec),
-            partial(self._start, spec, arguments["job_id"]),
+            partial(self._start, **arguments),
             lambda report: report.matched,
             topics=spec.topics,
             criteria=_criteria(spec),
@@ -296,7 +291,14 @@ class AuthorizedRedrives(Mailbox):
         self._check_selection(spec)
         return await self._mailbox.preview_redrive(spec)
 
-    async def _start(self, spec: RedriveSpec, job_id: str | None) -> RedriveReport:
+    async def _start(
+        self,
+        spec: RedriveSpec,
+        job_id: str | None,
+        cutoff: int | None,
+        previewed: int | None,
+        principal: str | None,
+    ) -> RedriveReport:
         await self._guard.check(_right_of(spec))
         self._check_selection(spec)
         most = self._guard.access.max_messages
@@ -305,7 +307,9 @@ class AuthorizedRedrives(Mailbox):
         principal = self._guard.access.principal
         if job_id is not None and not self._guard.covers_all_topics:
             job_id = job_of_topics(self._guard.mailbox, job_id, spec.topics)
-        return await self._mailbox.start_redrive(spec, job_id=job_id, principal=principal)
+        return await self._mailbox.start_redrive(
+            spec, job_id=job_id, cutoff=cutoff, previewed=previewed, principal=principal
+        )
 
     async def _change(self, job_id: str, action: JobAction) -> RedriveReport:
         await self._guard.check(Right.REDRIVE)

@@ -15,12 +15,12 @@ from postroom.application.mailbox.stored_snapshots import fold_from
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import GENESIS, Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.commands import (
+from postroom.domain.mailbox.commands import TakeOwnership
+from postroom.domain.mailbox.events import (
     Clock,
     LogTruncated,
     MailboxCreated,
     OwnershipTaken,
-    TakeOwnership,
     TopicPaused,
     TopicPolicySet,
     TopicResumed,

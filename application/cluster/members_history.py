@@ -26,7 +26,7 @@ from postroom.domain.errors import (
     StaleMembers,
     Unavailable,
 )
-from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord, check_members
+from postroom.domain.namespace import RESERVED_TOPIC, MembersRecord, check_members
 
 MEMBERS = "members"
 CUTOFFS = "cutoffs"

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from postroom.application.cluster.namespace_members import (
+    FixedMembers,
     Members,
     NamespaceMembers,
     pause_topic,
@@ -16,10 +17,12 @@ from postroom.application.cluster.namespace_queries import (
     NamespaceQueries,
     merge_settings,
     merge_subscription,
+    merge_topic_reports,
     merge_topics,
 )
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
+from postroom.application.cluster.store_receiver import StoreReceiver
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
 from postroom.application.mailbox.receive import StreamMessages
@@ -36,7 +39,9 @@ from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import MessageChange, ScheduleReport
+from postroom.application.query_results import MessageChange
+from postroom.application.reports import ConsumerReport, ScheduleReport, SearchReport
+from postroom.application.worker_reports import WorkerReport, sort_workers
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import (
     InvalidRequest,
@@ -48,7 +53,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.mailbox.subscription_decisions import queue_taken
 from postroom.domain.message import NackAction, Receipt, check_receipt
-from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
+from postroom.domain.namespace import RESERVED_TOPIC, home_of
 from postroom.domain.policy import check_visibility
 
 T = TypeVar("T")
@@ -64,9 +69,26 @@ def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageCha
     ]
 
 
+def merge_consumers(answers: Sequence[Sequence[ConsumerReport]]) -> list[ConsumerReport]:
+    """Return the consumers of all mailboxes, except those of the namespace's own topic."""
+    return [each for each in chain.from_iterable(answers) if each.topic != RESERVED_TOPIC]
+
+
+def merge_workers(answers: Sequence[Sequence[WorkerReport]]) -> list[WorkerReport]:
+    """Return the workers of all mailboxes, each as in its latest report."""
+    every = sorted(chain.from_iterable(answers), key=lambda each: -each.silent_ms)
+    return sort_workers({(each.principal, each.id): each for each in every}.values())
+
+
 def merge_schedules(answers: Sequence[Sequence[ScheduleReport]]) -> list[ScheduleReport]:
     """Return the schedules of all mailboxes, by name; each is in one of them."""
     return sorted(chain.from_iterable(answers), key=lambda each: each.name)
+
+
+def merge_searches(answers: Sequence[Sequence[SearchReport]]) -> list[SearchReport]:
+    """Return the saved searches, of which each mailbox has those that were saved while it was a member."""
+    searches = {each.search_id: each for each in chain.from_iterable(reversed(answers))}
+    return sorted(searches.values(), key=lambda each: (each.name.casefold(), each.topics))
 
 
 READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
@@ -78,15 +100,20 @@ CHANGES_OF_TOPICS = (
     "resume_schedule",
     "run_schedule",
     "delete_schedule",
+    "delete_search",
 )
-"""Operations of the mailboxes that have the topic or schedule, one after the other."""
-CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings")
+"""Operations of the mailboxes that have the topic, schedule or search, one after the other."""
+CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings", "save_search")
 """Operations of all mailboxes, also of mailboxes that are added meanwhile."""
 MERGES: dict[str, Callable[[list[Any]], Any]] = {
     "list_topics": merge_topics,
+    "describe_topic": merge_topic_reports,
+    "list_consumers": merge_consumers,
+    "list_workers": merge_workers,
     "preview_settings": merge_settings,
     "set_settings": any,
     "list_schedules": merge_schedules,
+    "list_searches": merge_searches,
     "cancel_messages": merge_changes,
     "reschedule_messages": merge_changes,
 }
@@ -113,24 +140,31 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
     Arguments:
         timeout_ms: time for each call, besides the wait for messages.
         new_id: generator of UUIDv7s.
+        fixed: the members of a namespace in one store; None finds and records those of a cluster.
     """
 
-    def __init__(self, directory: NamespaceDirectory, timeout_ms: int, new_id: NewId) -> None:
+    def __init__(
+        self,
+        directory: NamespaceDirectory,
+        timeout_ms: int,
+        new_id: NewId,
+        fixed: FixedMembers | None = None,
+    ) -> None:
         self._directory = directory
         self._timeout = timeout_ms / 1_000
-        self._members = NamespaceMembers(directory)
+        self._members = fixed or NamespaceMembers(directory)
         self._messages = MessageFactory(f"{directory.namespace}@members", lambda: 0, new_id)
-        self._homes = ReceiptHomes()
-        windows = DeliveryWindows()
-        self._windows = windows
-        self._receiver = NamespaceReceiver(
-            directory, self._get_members, self.refresh, self._homes, self, self._timeout
-        )
+        self._homes = ReceiptHomes(self)
+        self._windows = DeliveryWindows()
+        self._receiver = self._make_receiver()
         receive = self._receiver.receive_messages
         self.receive_messages = receive  # type: ignore[method-assign] # it has the signature of the method
         self.stream_messages = StreamMessages(  # type: ignore[method-assign] # as above
-            receive, self.nack_messages, windows
+            receive, self.nack_messages, self._windows
         )
+
+    def _make_receiver(self) -> NamespaceReceiver | StoreReceiver:
+        return NamespaceReceiver(self._directory, self._get_members, self.refresh, self._homes, self._timeout)
 
     @property
     def name(self) -> str:

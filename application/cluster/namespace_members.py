@@ -16,7 +16,7 @@ from postroom.application.cluster.members_history import (
 )
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import SubscriptionReport
+from postroom.application.reports import SubscriptionReport
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     Forbidden,
@@ -26,7 +26,7 @@ from postroom.domain.errors import (
     StaleMembers,
     Unavailable,
 )
-from postroom.domain.namespace.members import (
+from postroom.domain.namespace import (
     RESERVED_TOPIC,
     MembersRecord,
     check_members,
@@ -86,6 +86,20 @@ class Members(NamedTuple):
     def by_age(self) -> list[str]:
         """Return the members, the oldest first: in an order that does not change when others are added."""
         return sorted(self.names, key=lambda name: (len(self.cutoffs.get(name, {})), name))
+
+
+class FixedMembers:
+    """Members that never change: those of a namespace in one store (ADR 0137)."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._members = Members(names, {})
+
+    async def get(self) -> Members:
+        """Return the members."""
+        return self._members
+
+    def invalidate(self) -> None:
+        """Do nothing, as there are never others."""
 
 
 class NamespaceMembers:

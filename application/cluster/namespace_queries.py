@@ -5,31 +5,32 @@ import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from postroom.application.cluster.namespace_members import Members, NamespaceMembers
+from postroom.application.cluster.namespace_members import FixedMembers, Members, NamespaceMembers
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, read_position
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import (
-    Backlog,
-    DeadLetter,
+from postroom.application.query_results import Backlog, DeadLetter, Moment, PeekedMessage
+from postroom.application.reports import (
     DeletionReport,
-    Moment,
-    PeekedMessage,
     RewindReport,
     SubscriptionReport,
+    TopicPeriod,
+    TopicReport,
+    TopicStep,
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.mailbox.topic_decisions import Effect, SettingsEffect, SettingsPreview
-from postroom.domain.namespace.members import RESERVED_TOPIC
+from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
 
+_Counted = TypeVar("_Counted", TopicPeriod, TopicStep)
 Place = tuple[int, int]
 """Timestamp of a message, and the number of its mailbox with its position: the order of results."""
 
@@ -91,6 +92,7 @@ T = TypeVar("T")
 R = TypeVar("R", SubscriptionReport, RewindReport, DeletionReport)
 
 _STATUSES = ("live", "copying", "clearing")
+MAX_KEYS = 100
 PLACE_BITS = 40
 """Bits of the position in the mailbox; the higher bits of a namespace's position number the mailbox."""
 
@@ -99,7 +101,7 @@ class NamespaceQueries:
     """The queries of `Mailbox` over the mailboxes of a namespace."""
 
     _directory: NamespaceDirectory
-    _members: NamespaceMembers
+    _members: NamespaceMembers | FixedMembers
     _timeout: float
 
     async def _get_backlog(self, operation: Operation, arguments: Arguments) -> Backlog:
@@ -289,7 +291,52 @@ def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
         {r: one.dead_letterings.get(r, 0) + other.dead_letterings.get(r, 0) for r in sorted(reasons)},
         one.shards_in_use or other.shards_in_use,
         one.held_keys + other.held_keys,
+        one.receivers + other.receivers,
     )
+
+
+def merge_topic_reports(reports: Sequence[TopicReport]) -> TopicReport:
+    """Return the report of a topic of a namespace from its mailboxes' reports."""
+    first = reports[0]
+    keys = sorted(
+        chain.from_iterable(each.keys for each in reports),
+        key=lambda each: (not each.is_held, -each.waiting - each.in_flight, each.key),
+    )
+    return msgspec.structs.replace(
+        first,
+        summary=merge_topics([[each.summary] for each in reports])[0],
+        subscriptions=sorted({name for each in reports for name in each.subscriptions}),
+        consumers=[*chain.from_iterable(each.consumers for each in reports)],
+        keys=keys[:MAX_KEYS],
+        periods=[_merge_periods(some) for some in zip(*(each.periods for each in reports), strict=True)],
+        events=sum(each.events for each in reports),
+    )
+
+
+def _merge_periods(periods: Sequence[TopicPeriod]) -> TopicPeriod:
+    """Return the sums of the counts, and the largest of the percentiles."""
+    steps: dict[str, list[TopicStep]] = {}
+    for each in chain.from_iterable(period.steps for period in periods):
+        steps.setdefault(each.at, []).append(each)
+    return msgspec.structs.replace(
+        _add_up(periods),
+        since=min(each.since for each in periods),
+        is_whole=all(each.is_whole for each in periods),
+        seconds=max(each.seconds for each in periods),
+        steps=[_add_up(steps[at]) for at in sorted(steps)],
+    )
+
+
+def _add_up(reports: Sequence[_Counted]) -> _Counted:
+    """Return the first with the sums of the counts, and the largest of the percentiles."""
+    changes: dict[str, Any] = {}
+    for name in reports[0].__struct_fields__:
+        values = [getattr(each, name) for each in reports]
+        if name in ("sent", "received", "acked", "failed", "dead"):
+            changes[name] = sum(values)
+        elif name[-7:] in ("_p50_ms", "_p95_ms", "_p99_ms"):
+            changes[name] = max((each for each in values if each is not None), default=None)
+    return msgspec.structs.replace(reports[0], **changes)
 
 
 def _merge_subscriptions(

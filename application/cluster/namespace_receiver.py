@@ -1,7 +1,7 @@
 """Receives from the mailboxes of a namespace: fairly, in the order of keys, never more than was asked for."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,25 +18,39 @@ from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import Receipt
-from postroom.domain.namespace.members import undrained_topics
+from postroom.domain.namespace import undrained_topics
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 MAX_RECEIPTS = 100_000
 
 
 class ReceiptHomes:
-    """The mailboxes of the latest deliveries of this process; for older ones, all mailboxes are asked."""
+    """The mailboxes that made the latest deliveries to this process.
 
-    def __init__(self) -> None:
+    Arguments:
+        settler: settles received messages.
+    """
+
+    def __init__(self, settler: DeliverySettler) -> None:
+        self.settler = settler
         self._homes: dict[bytes, str] = {}
 
-    def add(self, receipts: Iterable[Receipt], mailbox: str) -> None:
-        """Note who delivered messages."""
-        for receipt in receipts:
-            self._homes.pop(receipt.message, None)
-            self._homes[receipt.message] = mailbox
+    async def receive(self, mailbox: Mailbox, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
+        """Receive messages from a mailbox, and remember that it delivered them."""
+        received = await mailbox.receive_messages(
+            command.topics,
+            max_messages=command.max_messages,
+            max_bytes=command.max_bytes,
+            visibility_ms=command.visibility_ms,
+            consumer=command.consumer,
+            wait_ms=wait_ms,
+        )
+        for each in received:
+            self._homes.pop(each.receipt.message, None)
+            self._homes[each.receipt.message] = mailbox.name
         while len(self._homes) > MAX_RECEIPTS:
             del self._homes[next(iter(self._homes))]
+        return [ReceivedMessage(each.delivery, self.settler) for each in received]
 
     def get(self, receipt: Receipt) -> str | None:
         """Return the mailbox that delivered a message, if it is known."""
@@ -65,7 +79,6 @@ class NamespaceReceiver:
     Arguments:
         get_members: returns the members, or raises Unavailable when they can't be found in time.
         refresh: makes the next call of `get_members` look for more.
-        settler: settles received messages.
         timeout: seconds for which a receive waits for one of the members to answer.
     """
 
@@ -75,7 +88,6 @@ class NamespaceReceiver:
         get_members: Callable[[], Awaitable[Members]],
         refresh: Callable[[], None],
         homes: ReceiptHomes,
-        settler: DeliverySettler,
         timeout: float,
     ) -> None:
         self._directory = directory
@@ -83,7 +95,6 @@ class NamespaceReceiver:
         self._refresh = refresh
         self._timeout = timeout
         self._homes = homes
-        self._settler = settler
         self._turn = 0
         self._drained: dict[str, set[str]] = {}
         """Topics that need not wait for older members, by newer member."""
@@ -141,7 +152,7 @@ class NamespaceReceiver:
         """Receive of the only member; of none that has learned of others."""
         try:
             with use_generation(members.generation):
-                return await self._receive_from(self._directory.mailbox(members.names[0]), command, wait_ms)
+                return await self._homes.receive(self._directory.mailbox(members.names[0]), command, wait_ms)
         except StaleMembers:
             self._refresh()
             await asyncio.sleep(MIN_POLL_MS / 1_000)
@@ -180,22 +191,10 @@ class NamespaceReceiver:
             command, topics=source.topics, max_messages=count, max_bytes=max(1, size)
         )
         try:
-            return await self._receive_from(self._directory.poller(source.mailbox), some, wait_ms)
+            return await self._homes.receive(self._directory.poller(source.mailbox), some, wait_ms)
         except (Saturated, Unavailable) as error:
             self._avoid(source.mailbox, error)
             return []
-
-    async def _receive_from(self, mailbox: Mailbox, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
-        received = await mailbox.receive_messages(
-            command.topics,
-            max_messages=command.max_messages,
-            max_bytes=command.max_bytes,
-            visibility_ms=command.visibility_ms,
-            consumer=command.consumer,
-            wait_ms=wait_ms,
-        )
-        self._homes.add((each.receipt for each in received), mailbox.name)
-        return [ReceivedMessage(each.delivery, self._settler) for each in received]
 
     def _rotate(self, sources: Sequence[_Source]) -> list[_Source]:
         self._turn += 1

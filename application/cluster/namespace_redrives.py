@@ -13,14 +13,10 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, invalid_cursor
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import (
-    RedriveGroup,
-    RedriveMessage,
-    RedrivePreview,
-    RedriveReport,
-)
+from postroom.application.query_results import RedriveGroup, RedrivePreview
+from postroom.application.reports import RedriveMessage, RedriveReport
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.namespace.members import RESERVED_TOPIC
+from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.redrive.spec import RedriveSpec
 
 T = TypeVar("T")
@@ -52,12 +48,14 @@ class NamespaceRedrives:
         return merge_previews(self._directory.namespace, previews)
 
     async def _start_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
-        """Start a job in each mailbox.
+        """Start a job in each mailbox; the cut-off of a preview is of one, so several have their own.
 
         Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
         await self._check(arguments["spec"])
         named = name_job(arguments, uuid_utils.uuid7)
+        if len((await self._get_members()).names) > 1:
+            named = {**named, "cutoff": None, "previewed": None}
         reports = await self._ask_all(lambda mailbox: operation.ask(mailbox, named))
         return merge_reports(self._directory.namespace, reports)
 
@@ -185,4 +183,5 @@ def merge_previews(namespace: str, previews: Sequence[RedrivePreview]) -> Redriv
         sum(each.matched for each in previews),
         sorted(groups.values(), key=lambda group: -group.count)[:MAX_GROUPS],
         [sample for each in previews for sample in each.samples][:MAX_SAMPLES],
+        " ".join(sorted(f"{each.mailbox}:{each.digest}" for each in previews if each.digest)),
     )

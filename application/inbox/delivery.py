@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.message import event_id
+from postroom.application.cloudevents import event_id
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.middleware import Handler, Middleware, pipeline
 from postroom.application.inbox.request import Unreadable, inbox_id, read_cloud_event, read_request

@@ -13,7 +13,7 @@ from msgspec import Meta
 from postroom.application.inbox.delivery import EventDispatcher, Unhandled
 from postroom.application.inbox.ordered_source import OrderedSource
 from postroom.application.inbox.worker import DeliveryOutcome, InboxWorker
-from postroom.application.messaging.backlog_monitor import BacklogGauges, backlog_monitor
+from postroom.application.messaging import BacklogGauges, backlog_monitor
 from postroom.application.metrics import BACKLOG_SECONDS, Metric, Monitor
 from postroom.application.ports.inbox import InboxRepository, PartitionBacklog
 from postroom.application.ports.outbox import Backlog
@@ -237,7 +237,7 @@ class InboxSettings(msgspec.Struct, frozen=True):
         timeout_ms: how long the handler may take.
         batch: maximum number of messages that are posted together, as an array; 1 posts each alone.
         concurrency: maximum number of messages in progress, up to the consumer's `max_ack_pending`.
-        backoff_base_ms, backoff_max_ms: see `DeliveryPolicy`.
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff, which has full jitter.
         retention_ms: age at which processed messages are deleted; longer than the stream's.
         cleanup_every_ms: interval of cleanups by a worker; 0 leaves them to `postroom inbox cleanup`.
         keep_history: keep the histories of deleted messages in `aggregate_events`.

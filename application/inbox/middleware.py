@@ -75,6 +75,9 @@ def subject_of(request: HandlerRequest | ReceivedMessage) -> str:
 def pipeline(*stages: Any) -> Any:
     """Return `a(b(c(handler)))` for `a, b, c, handler`.
 
+    Arguments:
+        stages: the outermost first.
+
     Raises: InvalidRequest if the middlewares are nested in the wrong order.
     """
     *middlewares, handler = stages

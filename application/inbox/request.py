@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.message import (
+from postroom.application.cloudevents import (
     JSON,
     CloudEvent,
     event_id,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from postroom.application.cloudevents.message import is_cloud_event, new_message, read_message
+from postroom.application.cloudevents import is_cloud_event, new_message, read_message
 from postroom.application.ingest.file_import import map_message
 from postroom.application.ingest.namespace import IngestCounts, IngestSettings
 from postroom.application.ingest.redrive import DeadLetterSubject

@@ -14,7 +14,7 @@ from typing import Any, NewType, TypeVar
 import msgspec
 from blake3 import blake3
 
-from postroom.application.cloudevents.message import BYTES, JSON, NotACloudEvent, new_message, read_json
+from postroom.application.cloudevents import BYTES, JSON, NotACloudEvent, new_message, read_json
 from postroom.application.messages import NewMessage
 from postroom.application.outbox.events import (
     CAUSATION_ID,

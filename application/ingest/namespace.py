@@ -46,6 +46,8 @@ class NatsSource(NatsAccess, frozen=True, kw_only=True):
     """A JetStream subject, consumed by the durable consumer `consumer_group`.
 
     Arguments:
+        url: of NATS, such as `nats://host:4222`; several servers are separated by commas.
+        consumer_group: name of the durable consumer; created if it is missing.
         subject: may have the wildcards `*` and `>`.
         stream: None selects the stream that stores the subject.
         ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
@@ -70,6 +72,8 @@ class RedisSource(BrokerAccess, frozen=True, kw_only=True):
     """A Redis stream, consumed by the consumer group `consumer_group`.
 
     Arguments:
+        url: `redis://host:6379`, or `rediss://` with TLS.
+        consumer_group: name of the consumer group; created if it is missing.
         stream: the stream's key.
         field: the field with the envelope; an entry with a single field may name it differently.
         ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
@@ -92,6 +96,8 @@ class KafkaSource(BrokerAccess, frozen=True, kw_only=True):
     """A Kafka topic, consumed by the consumer group `consumer_group`.
 
     Arguments:
+        topic: name of the topic.
+        consumer_group: id of the consumer group.
         url: `kafka://host:9092`, or `kafka+ssl://` with TLS; several brokers are separated by commas.
         sasl_mechanism: how `user` is authenticated.
         ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
@@ -153,6 +159,9 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one namespace, with defaults resolved.
 
     Arguments:
+        name, description: of the file.
+        source: where the messages come from.
+        envelope_validation: what happens to messages whose envelope is incomplete.
         mailbox: name of the archive mailbox that stores its messages.
         store: path of a SQLite file or URL of a PostgreSQL database.
         payload_schemas: in the order of the file; the first whose topic matches applies.

@@ -37,6 +37,7 @@ DEAD_LETTER_HEADERS = frozenset(
 MAX_REASON_CHARS = 1_000
 _NAME = re.compile(r"[!-9;-~]+\Z")
 _LINE_BREAKS = re.compile(r"[\r\n]+")
+_SEQUENCE = re.compile(r"\d{1,20}(-\d{1,20})?\Z", re.ASCII)
 
 
 class DeadLetterSubject:
@@ -97,13 +98,14 @@ class IngestDeadLetter(msgspec.Struct, frozen=True):
 
     Arguments:
         sequence: the dead letter's sequence in its stream.
-        original_subject, original_sequence, consumer: origin of the message.
+        original_subject, original_sequence, consumer: origin of the message; a sequence of Redis is an id of
+            an entry, such as `1700000000000-0`.
         message: the dead letter with its headers and bytes.
     """
 
     sequence: str
     original_subject: str
-    original_sequence: int
+    original_sequence: int | str
     consumer: str
     reason: str
     message: SourceMessage
@@ -121,10 +123,13 @@ def read_dead_letter(message: SourceMessage) -> IngestDeadLetter:
     """
     headers = message.headers
     try:
+        sequence = headers[ORIGINAL_SEQUENCE]
+        if not _SEQUENCE.match(sequence):
+            raise ValueError
         return IngestDeadLetter(
             message.sequence,
             headers[ORIGINAL_SUBJECT],
-            int(headers[ORIGINAL_SEQUENCE]),
+            int(sequence) if sequence.isdecimal() else sequence,
             headers[CONSUMER],
             headers[REASON],
             message,
@@ -142,12 +147,21 @@ class IngestDeadLetterAdmin:
     Arguments:
         publisher: publishes redriven messages.
         subject: the dead-letter subject.
+        id_header: header with the id by which the broker recognises repetitions; None if it does not.
     """
 
-    def __init__(self, queue: DeadLetterQueue, publisher: Publisher, subject: str) -> None:
+    def __init__(
+        self,
+        queue: DeadLetterQueue,
+        publisher: Publisher,
+        subject: str,
+        *,
+        id_header: str | None = MESSAGE_ID,
+    ) -> None:
         self._queue = queue
         self._publisher = publisher
         self._subject = subject
+        self._id_header = id_header
 
     async def list(self, limit: int) -> Sequence[IngestDeadLetter]:
         """Return the oldest dead letters, in the order of their original stream."""
@@ -184,7 +198,9 @@ class IngestDeadLetterAdmin:
         """
         for letter in letters:
             # A new id: within its duplicate window, the stream would drop the message under its own id.
-            headers = {**letter.headers, MESSAGE_ID: f"redrive:{self._subject}:{letter.sequence}"}
+            headers = dict(letter.headers)
+            if self._id_header is not None:
+                headers[self._id_header] = f"redrive:{self._subject}:{letter.sequence}"
             await self._publisher.publish(letter.original_subject, letter.message.data, headers)
             await self._queue.remove(letter.message)
             yield letter
@@ -196,4 +212,4 @@ class IngestDeadLetterAdmin:
 
 
 def _in_order(letters: Sequence[IngestDeadLetter]) -> Sequence[IngestDeadLetter]:
-    return sorted(letters, key=lambda letter: letter.original_sequence)
+    return sorted(letters, key=lambda each: [int(part) for part in str(each.original_sequence).split("-")])

@@ -10,6 +10,7 @@ from postroom.application.mailbox.receive import ReceiveMessages, StreamMessages
 from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
 from postroom.application.mailbox.settle import DeliveryWindows, make_settler
 from postroom.application.ports.event_log import MailboxOwner
+from postroom.application.reports import SearchReport, report_search, report_searches
 from postroom.application.tracing import REDRIVE, tracer
 from postroom.domain.arguments import (
     check_int,
@@ -21,17 +22,20 @@ from postroom.domain.arguments import (
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import (
     Command,
+    DeleteSearch,
     Erase,
     Pause,
     Purge,
     Redrive,
     Resume,
+    SaveSearch,
     SetPolicy,
     SetSettings,
 )
 from postroom.domain.message import MessageSent
-from postroom.domain.names import check_topic, message_stream
+from postroom.domain.names import check_topic, check_uuid, message_stream
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.saved_search import check_search_name, check_search_query, search_id
 from postroom.domain.settings import PolicyChanges, SettingsChanges, check_changes, check_policy_changes
 
 CHUNK = 1_000
@@ -193,6 +197,32 @@ async def execute(owner: MailboxOwner, command: Command) -> int:
         raise answer
     assert isinstance(answer, int)
     return answer
+
+
+class SavedSearches:
+    """The saved searches of a mailbox, for its owner; see `Mailbox`."""
+
+    _engine: MailboxEngine
+
+    async def save_search(
+        self, name: str, query: str, /, *, replace: bool = False, principal: str | None = None
+    ) -> SearchReport:
+        """Save a search; see `Mailbox.save_search`."""
+        check_type("replace", replace, bool)
+        check_optional_text("principal", principal)
+        command = SaveSearch(check_search_name(name), check_search_query(query), replace, principal)
+        await execute(self._engine, command)
+        id_ = search_id(name, query)
+        return report_search(id_, self._engine.mailbox.settings.saved_searches[id_])
+
+    async def list_searches(self) -> list[SearchReport]:
+        """Return the saved searches; see `Mailbox.list_searches`."""
+        await self._engine.check_ownership()
+        return report_searches(self._engine.mailbox.settings.saved_searches)
+
+    async def delete_search(self, search_id: str, /) -> None:
+        """Delete a saved search; see `Mailbox.delete_search`."""
+        await execute(self._engine, DeleteSearch(check_uuid("The id of a search", search_id)))
 
 
 class EraseMessages:

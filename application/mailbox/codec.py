@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, chain, groupby, repeat
+from itertools import accumulate, chain, repeat
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +11,8 @@ from blake3 import blake3
 
 from postroom.application.mailbox.columns import Run, expand
 from postroom.application.mailbox.event_columns import RUNS, AnyRun, SentRun
-from postroom.domain.commit import Commit, IndexEntry, LastEvent, link
+from postroom.application.version import own_version
+from postroom.domain.commit import Commit, EventColumns, EventParts, IndexEntry, LastEvent, by_column, link
 from postroom.domain.errors import BrokenLog, UnusableStore
 from postroom.domain.integrity import has_intact_payload
 from postroom.domain.message import MessageSent
@@ -24,7 +25,7 @@ _decode_envelopes = msgspec.msgpack.Decoder(list[bytes | int]).decode
 _DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, IndexError, RecursionError)
 
 
-def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[bytes, bytes]:
+def encode_events(events: EventParts, distances: Sequence[int]) -> tuple[bytes, bytes]:
     """Return events and the envelopes of their messages, encoded as in a commit.
 
     Arguments:
@@ -33,18 +34,25 @@ def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[by
 
     Raises: MsgspecError, TypeError, ValueError or OverflowError when an event could not be decoded again.
     """
+    return _encode_columns(by_column(events), distances)
+
+
+_ENVELOPES = MessageSent.__struct_fields__.index("envelope")
+
+
+def _encode_columns(parts: Sequence[EventColumns], distances: Sequence[int]) -> tuple[bytes, bytes]:
     runs: list[Run] = []
     envelopes: list[bytes] = []
     start = 0
-    for cls, group in groupby(events, type):
-        run = list(group)
-        runs.append(RUNS[cls].of(run, distances[start : start + len(run)]))
-        start += len(run)
-        if cls is MessageSent:
-            envelopes += [event.envelope for event in run]  # type: ignore[attr-defined]  # all MessageSent
+    for part in parts:
+        end = start + len(part.columns[0])
+        runs.append(RUNS[part.type].of(part.columns, distances[start:end]))
+        start = end
+        if part.type is MessageSent:
+            envelopes += part.columns[_ENVELOPES]
     encoded = _encode(runs)
     _decode_runs(encoded)
-    return encoded, encode_envelopes(envelopes)
+    return encoded, encode_envelopes(envelopes) if envelopes else b""
 
 
 def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
@@ -63,7 +71,7 @@ def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
 
 
 def make_commit(
-    events: Sequence[Event],
+    events: EventParts,
     distances: Sequence[int],
     *,
     first: int,
@@ -80,17 +88,28 @@ def make_commit(
 
     Raises: as `encode_events`.
     """
-    at = events[0].at
-    if [event.at for event in events].count(at) != len(events):
-        raise ValueError("the events of a commit have different log times")
-    encoded, envelopes = encode_events(events, distances)
-    last = first + len(events) - 1
+    parts = by_column(events)
+    at = parts[0].columns[2][0]
+    encoded, envelopes = _encode_columns(parts, distances)
+    entries: list[IndexEntry] = []
+    position = first
+    for part in parts:
+        streams, versions, times, *_ = part.columns
+        if times.count(at) != len(times):
+            raise ValueError("the events of a commit have different log times")
+        positions = range(position, position + len(streams))
+        some = distances[position - first : position - first + len(streams)]
+        if not any(some):
+            entries += map(IndexEntry, streams, versions, positions)
+        elif 0 in some:
+            entries += [
+                IndexEntry(*each)
+                for *each, distance in zip(streams, versions, positions, some, strict=True)
+                if not distance
+            ]
+        position += len(streams)
+    last = position - 1
     chain_hash = link(previous, first, last, epoch, at, encoded)
-    entries = [
-        IndexEntry(event.stream, event.version, position)
-        for event, distance, position in zip(events, distances, range(first, last + 1), strict=True)
-        if not distance
-    ]
     return Commit(first, last, epoch, at, chain_hash, encoded, envelopes, entries, last_events)
 
 
@@ -276,7 +295,7 @@ def _new_compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(LEVEL)
 
 
-FORMAT = 3
+FORMAT = 4
 """Number of the format of tables and events that this version writes.
 
 It grows by one when a former version could not use records of this one: with a new type of event, a new
@@ -284,20 +303,11 @@ version of one, or a change of the tables that a former version does not know. A
 of the tests then, and SQLite and PostgreSQL have a migration to the new format.
 
 1: commits (since 23 November 2026). 2: the format is recorded in the store, and settings are events.
-3: messages have their sticky keys, by which they may be ordered, and are rescheduled.
+3: messages have their sticky keys, by which they may be ordered, and are rescheduled. 4: settings have saved
+searches, and snapshots the deliveries of messages in a struct of their own.
 """
 RECORDS = 0
 """The format before commits, which `postroom import-store` reads."""
-
-
-def own_version() -> str:
-    """Return the version of Postroom."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    try:
-        return version("postroom")
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"
 
 
 def check_format(store: str, format_: int, writer: str = "") -> None:

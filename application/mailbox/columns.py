@@ -38,10 +38,11 @@ class Run(msgspec.Struct, array_like=True, frozen=True, gc=False):
     distances: Ints
 
     @classmethod
-    def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "Run":
-        """Return the run of events, which all have this run's type."""
-        streams, versions, _, *fields = zip(*map(astuple, events), strict=True)
-        return cls(*common_columns(streams, versions, distances), *map(column, fields))
+    def of(cls, columns: Sequence[Sequence[Any]], distances: Sequence[int]) -> "Run":
+        """Return the run of events of this run's type; see `EventColumns`."""
+        streams, versions, _, *fields = columns
+        count, joined = len(streams), join(streams, STREAM_BYTES)
+        return cls(count, joined, *map(column, (versions, distances, *fields)))
 
     def columns(self) -> Iterator[Iterable[Any]]:
         """Yield the values of each field of the events after `at`.
@@ -96,17 +97,6 @@ def split(joined: bytes, size: int, count: int) -> tuple[bytes, ...]:
     if len(joined) != size * count:
         raise ValueError(f"a column has {len(joined)} bytes instead of {count} times {size}")
     return struct.unpack(f"{size}s" * count, joined)
-
-
-def common_columns(
-    streams: Sequence[bytes], versions: Sequence[int], distances: Sequence[int]
-) -> tuple[Any, ...]:
-    """Return the columns that all runs have.
-
-    Arguments:
-        distances: see `Record.distance`.
-    """
-    return len(streams), join(streams, STREAM_BYTES), column(versions), column(distances)
 
 
 def join(values: Sequence[bytes], size: int) -> bytes:

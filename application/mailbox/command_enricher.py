@@ -14,6 +14,7 @@ from postroom.application.mailbox.groups import Group
 from postroom.application.mailbox.log_writer import Committer
 from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.ports.event_log import EventLog, EventLogReader
+from postroom.domain.commit import EventColumns
 from postroom.domain.errors import BrokenLog, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
@@ -23,19 +24,22 @@ from postroom.domain.record import Record
 from postroom.domain.subject import is_encrypted
 from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
 
+Content = MessageSent | Send
+"""A message with its content: as the log has it, or as it was sent to this owner."""
+
 CACHE_BYTES = 64 << 20
 READ_AHEAD_RATIO = 16
 """Share of the capacity, as a divisor, that is read ahead at a time."""
 
 
 class EnvelopeCache:
-    """Cache of `MessageSent` events by position, bounded by envelope bytes; the oldest are evicted first."""
+    """Cache of messages by position, bounded by envelope bytes; the oldest are evicted first."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
         self._size = 0
         # Of a dict, the first key is found by a search over all that were removed before it.
-        self._events: OrderedDict[int, MessageSent] = OrderedDict()
+        self._messages: OrderedDict[int, Content] = OrderedDict()
 
     @property
     def read_ahead_bytes(self) -> int:
@@ -43,54 +47,54 @@ class EnvelopeCache:
         return self._capacity // READ_AHEAD_RATIO
 
     def __contains__(self, position: int) -> bool:
-        """Return whether the cache has the event of a position."""
-        return position in self._events
+        """Return whether the cache has the message of a position."""
+        return position in self._messages
 
-    def put(self, position: int, event: MessageSent) -> None:
-        """Add an event; it is not evicted by its own size."""
-        self._events[position] = event
-        self._size += len(event.envelope)
+    def put(self, position: int, message: Content) -> None:
+        """Add a message; it is not evicted by its own size."""
+        self._messages[position] = message
+        self._size += len(message.envelope)
         if self._size > self._capacity:
             self._shrink()
 
-    def put_all(self, first: int, events: Sequence[MessageSent]) -> None:
-        """Add events of consecutive positions."""
-        self._events.update(enumerate(events, first))
-        self._size += sum([len(event.envelope) for event in events])
+    def put_all(self, first: int, messages: Sequence[Content]) -> None:
+        """Add messages of consecutive positions."""
+        self._messages.update(enumerate(messages, first))
+        self._size += sum([len(message.envelope) for message in messages])
         if self._size > self._capacity:
             self._shrink()
 
-    def pop(self, position: int) -> MessageSent | None:
-        """Remove an event and return it, or None; redeliveries read it from the log."""
-        event = self._events.pop(position, None)
-        if event is not None:
-            self._size -= len(event.envelope)
-        return event
+    def pop(self, position: int) -> Content | None:
+        """Remove a message and return it, or None; redeliveries read it from the log."""
+        message = self._messages.pop(position, None)
+        if message is not None:
+            self._size -= len(message.envelope)
+        return message
 
-    def take(self, positions: Sequence[int]) -> list[MessageSent] | None:
-        """Remove the events of these positions and return them; None, removing none, if it lacks one."""
-        events = self._events
-        if not events.keys() >= set(positions):
+    def take(self, positions: Sequence[int]) -> list[Content] | None:
+        """Remove and return the messages of these positions; None, removing none, if one is missing."""
+        messages = self._messages
+        if not messages.keys() >= set(positions):
             return None
-        taken = list(map(events.pop, positions))
+        taken = list(map(messages.pop, positions))
         self._size -= sum([len(each.envelope) for each in taken])
         return taken
 
     def drop(self, positions: Sequence[int]) -> None:
-        """Remove the events of these positions."""
+        """Remove the messages of these positions."""
         for position in positions:
-            if position in self._events:
+            if position in self._messages:
                 self.pop(position)
 
     def clear(self) -> None:
-        """Remove all events."""
-        self._events.clear()
+        """Remove all messages."""
+        self._messages.clear()
         self._size = 0
 
     def _shrink(self) -> None:
-        while self._size > self._capacity and len(self._events) > 1:
-            _, event = self._events.popitem(last=False)
-            self._size -= len(event.envelope)
+        while self._size > self._capacity and len(self._messages) > 1:
+            _, message = self._messages.popitem(last=False)
+            self._size -= len(message.envelope)
 
 
 _SETTLING = (Ack, Nack, Extend)
@@ -153,7 +157,7 @@ class CommandEnricher:
 
     def note_all_removed(self, messages: Sequence[Message]) -> None:
         """Record messages that the group acked or expired."""
-        self._removed.update([(message.stream, message) for message in messages])
+        self._removed.update(zip([message.stream for message in messages], messages, strict=True))
 
     def has_sent(self, commands: Sequence[Command]) -> bool:
         """Return whether the group sent messages of these sends before; see `from_batch`."""
@@ -238,16 +242,47 @@ class CommandEnricher:
                 messages[event.stream] = _Existing(event.payload_hash, event.topic)
         return messages
 
-    def take_cached(self, messages: Sequence[Message]) -> dict[bytes, MessageSent] | None:
-        """Take messages from the cache, by stream; None if it lacks one, or messages may be encrypted."""
+    def put_sent(self, first: int, events: EventColumns, sends: Sequence[Send]) -> None:
+        """Add sent messages to the cache: their commands, or their events if the mailbox encrypts messages.
+
+        Arguments:
+            first: position of the first event.
+            sends: the commands that caused the events; empty if other commands did.
+        """
+        is_plain = sends and self._protection is None
+        self.cache.put_all(
+            first, sends if is_plain else [each for each in events if type(each) is MessageSent]
+        )
+
+    async def take(
+        self, messages: Sequence[Message], commands: Sequence[Receive], group: Group, now: int
+    ) -> Sequence[Content] | None:
+        """Take messages from the cache, and those that it lacks from the log.
+
+        Arguments:
+            commands: the receives of one topic that would deliver the messages.
+
+        Returns: None if the bytes of one were altered, or messages may be encrypted; see `load_payloads`.
+        """
         if self._protection is not None:
             return None
-        sent = self.cache.take([each.position for each in messages])
-        return None if sent is None else {each.stream: each for each in sent}
+        cached = self.cache.take([each.position for each in messages])
+        if cached is not None:
+            return cached
+        by_stream = {each.stream: self.cache.pop(each.position) for each in messages}
+        whole = msgspec.structs.replace(
+            commands[0],
+            max_messages=sum([each.max_messages for each in commands]),
+            max_bytes=sum([each.max_bytes for each in commands]),
+        )
+        missing = [each for each in messages if by_stream[each.stream] is None]
+        by_stream |= await self._load(missing, self._next(whole, group, now, by_stream), set(), group)
+        contents = [content for content in by_stream.values() if content is not None]
+        return contents if len(contents) == len(messages) else None
 
     async def load_payloads(
         self, command: Receive, group: Group, now: int
-    ) -> tuple[Receive, dict[bytes, MessageSent]]:
+    ) -> tuple[Receive, dict[bytes, Content]]:
         """Load the messages that `command` would deliver, and mark those that can't be delivered.
 
         Messages from the log are verified (svc-mailbox I-12); cached ones never left memory. Those that are
@@ -255,30 +290,29 @@ class CommandEnricher:
 
         Raises: Saturated when the key store can't be used, NotFound when it is another one.
         """
-        messages: dict[bytes, MessageSent] = {}
+        messages: dict[bytes, Content] = {}
         corrupt: set[bytes] = set()
         erased: set[bytes] = set()
         while True:
             missing: list[Message] = []
-            loaded: list[MessageSent] = []
+            loaded: dict[bytes, Content] = {}
             for message in deliverable(command, group.state.mailbox, now):
                 stream = message.stream
                 if stream not in messages and stream not in corrupt and stream not in erased:
                     sent = self.cache.pop(message.position)
                     if sent is not None:
-                        loaded.append(sent)
+                        loaded[stream] = sent
                     else:
                         missing.append(message)
             if not missing and not loaded:
                 return command, messages
             if missing:
-                taken = {*messages, *corrupt, *erased, *(each.stream for each in missing)}
-                taken.update(each.stream for each in loaded)
+                taken = {*messages, *corrupt, *erased, *loaded, *(each.stream for each in missing)}
                 following = self._next(command, group, now, taken)
-                loaded += await self._load(missing, following, corrupt, group)
+                loaded |= await self._load(missing, following, corrupt, group)
             if self._protection is not None:
                 loaded = await self._decrypt(self._protection, loaded, corrupt, erased)
-            messages.update((each.stream, each) for each in loaded)
+            messages |= loaded
             if corrupt or erased:
                 marks = {"corrupt": frozenset(corrupt), "erased": frozenset(erased)}
                 command = msgspec.structs.replace(command, **marks)
@@ -307,8 +341,8 @@ class CommandEnricher:
 
     async def _load(
         self, missing: Sequence[Message], following: Sequence[Message], corrupt: set[bytes], group: Group
-    ) -> list[MessageSent]:
-        """Return messages from the log; those whose bytes were altered are added to `corrupt`.
+    ) -> dict[bytes, Content]:
+        """Return messages from the log by stream; those whose bytes were altered are added to `corrupt`.
 
         Arguments:
             following: messages that are added to the cache if they are in the same commits and intact.
@@ -325,11 +359,11 @@ class CommandEnricher:
                 cached += 1
         self._read_ahead = min(READ_AHEAD, LEAST_READ_AHEAD + 2 * cached)
         intact.update(group.events.sent(group.state.position + 1))
-        loaded = []
+        loaded: dict[bytes, Content] = {}
         for message in missing:
             event = intact.get(message.position)
             if event is not None and event.stream == message.stream:
-                loaded.append(event)
+                loaded[message.stream] = event
             else:
                 corrupt.add(message.stream)
         return loaded
@@ -337,15 +371,16 @@ class CommandEnricher:
     async def _decrypt(
         self,
         protection: MessageEncryption,
-        loaded: Sequence[MessageSent],
+        loaded: dict[bytes, Content],
         corrupt: set[bytes],
         erased: set[bytes],
-    ) -> list[MessageSent]:
+    ) -> dict[bytes, Content]:
         """Return messages as they were sent; the others are added to `corrupt` or `erased`."""
-        if not any(is_encrypted(each.headers) for each in loaded):
-            return list(loaded)
+        if not any(is_encrypted(each.headers) for each in loaded.values()):
+            return loaded
+        events = [each for each in loaded.values() if isinstance(each, MessageSent)]  # see `put_sent`
         try:
-            results = await asyncio.to_thread(protection.read_messages, loaded)
+            results = await asyncio.to_thread(protection.read_messages, events)
         except Unavailable as error:  # the rest of the group continues
             raise Saturated(str(error), error.retry_after_ms) from error
         for stream, result in results.items():
@@ -353,7 +388,7 @@ class CommandEnricher:
                 corrupt.add(stream)
             elif result == "erased":
                 erased.add(stream)
-        return [each for each in results.values() if isinstance(each, MessageSent)]
+        return {stream: each for stream, each in results.items() if isinstance(each, MessageSent)}
 
     def _intact_messages(self, positions: Sequence[int], following: Sequence[int]) -> dict[int, MessageSent]:
         """Return the messages at these positions, without those that were altered (svc-mailbox I-12).

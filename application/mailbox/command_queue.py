@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Generic, TypeVar
@@ -18,6 +18,7 @@ from postroom.application.mailbox.groups import (
     topic_of,
 )
 from postroom.application.threads import wait_at_most
+from postroom.domain.commit import each_event
 from postroom.domain.errors import PostroomError, Saturated
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.keyed_shard import MAX_STALE
@@ -292,6 +293,7 @@ class LongPolls:
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[asyncio.Future[None], Sequence[str]]] = {}
+        self._consumers: dict[asyncio.Future[None], tuple[str | None, Sequence[str]]] = {}
         self._unchecked: set[str] = set()
         self._due: dict[str, int] = {}
         self._dues: list[tuple[int, str]] = []
@@ -306,12 +308,21 @@ class LongPolls:
         """Return the number of waiting receivers of a topic."""
         return len(self._by_topic.get(topic, ()))
 
-    async def wait(self, topics: Sequence[str], wait_ms: int) -> None:
-        """Return when woken, or after `wait_ms`."""
+    def list_receivers(self) -> Iterable[tuple[str | None, Sequence[str]]]:
+        """Return the name of the consumer and the topics of each waiting receiver."""
+        return self._consumers.values()
+
+    async def wait(self, topics: Sequence[str], wait_ms: int, consumer: str | None = None) -> None:
+        """Return when woken, or after `wait_ms`.
+
+        Arguments:
+            consumer: name of the receiver.
+        """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         for topic in topics:
             self._by_topic.setdefault(topic, {})[waiter] = topics
+        self._consumers[waiter] = consumer, topics
         self._unchecked.update(topics)
         timer = loop.call_later(wait_ms / 1_000, _end, waiter)
         try:
@@ -323,6 +334,7 @@ class LongPolls:
             raise
         finally:
             timer.cancel()
+            del self._consumers[waiter]
             self._remove(topics, waiter)
 
     def wake(self, topic: str, count: int) -> None:
@@ -421,7 +433,7 @@ class LongPolls:
     def note(self, events: GroupEvents) -> None:
         """Notify the watches of messages whose end is durable."""
         for commit in events.commits:
-            for event in commit.events:
+            for event in each_event(commit.events):
                 if isinstance(event, _ENDS):
                     for watch in self.watches.get(event.stream[:PREFIX_BYTES], ()):
                         watch.ends[event.stream] = event

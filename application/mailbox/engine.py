@@ -33,7 +33,7 @@ from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, Clock, EventLog
 from postroom.application.telemetry import logger, summarize
-from postroom.application.threads import cancel_and_wait, check_not_forked
+from postroom.application.threads import cancel_and_wait, check_not_forked, has_result
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import Commit
 from postroom.domain.errors import (
@@ -45,7 +45,8 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Command, MailboxMode, Receive
+from postroom.domain.mailbox.commands import Command, Receive
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.ownership import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
@@ -256,7 +257,7 @@ class MailboxEngine:
         try:
             return await answers
         except asyncio.CancelledError:
-            if answers.done() and not answers.cancelled() and answers.exception() is None:
+            if has_result(answers):
                 self.release(deliveries_of(answers.result()))
             raise
 
@@ -288,7 +289,7 @@ class MailboxEngine:
             remaining_ms = int((deadline - loop.time()) * 1_000)
             if answer or remaining_ms <= 0:
                 return answer
-            await self._wait_for_messages(command.topics, remaining_ms)
+            await self._wait_for_messages(command, remaining_ms)
 
     def is_deliverable(self, topics: Sequence[str]) -> bool:
         """Return whether a message of one of `topics` may be delivered now."""
@@ -341,13 +342,13 @@ class MailboxEngine:
         self._wake.set()
         return await answer
 
-    async def _wait_for_messages(self, topics: Sequence[str], wait_ms: int) -> None:
-        """Return when a message of one of `topics` may be ready, or after `wait_ms`."""
+    async def _wait_for_messages(self, command: Receive, wait_ms: int) -> None:
+        """Return when a message of one of the topics of `command` may be ready, or after `wait_ms`."""
         if self._lost is not None:
             raise self._lost
-        if not self._closing and not self.is_deliverable(topics):
+        if not self._closing and not self.is_deliverable(command.topics):
             self._wake.set()  # the loop must consider the next delayed message of the topics
-            await self.long_polls.wait(topics, wait_ms)
+            await self.long_polls.wait(command.topics, wait_ms, command.consumer)
 
     async def _run(self) -> None:
         while True:

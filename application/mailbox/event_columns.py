@@ -6,9 +6,8 @@ its schema version: events whose fields change get a run with the next version, 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
-from blake3 import blake3
 from msgspec.structs import astuple
 
 from postroom.application.mailbox.columns import (
@@ -19,13 +18,24 @@ from postroom.application.mailbox.columns import (
     Run,
     Texts,
     column,
-    common_columns,
     expand,
     join,
     split,
 )
-from postroom.application.mailbox.redrive_columns import RedriveRun
-from postroom.domain.mailbox.commands import (
+from postroom.application.mailbox.job_columns import (
+    RedriveRun,
+    ScheduleDeletedRun,
+    SchedulePausedRun,
+    ScheduleRanRun,
+    ScheduleResumedRun,
+    ScheduleSetRun,
+    SubscriptionAdvancedRun,
+    SubscriptionDeletedRun,
+    SubscriptionRewoundRun,
+    SubscriptionSetRun,
+)
+from postroom.domain.integrity import digests
+from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
     MailboxMode,
@@ -47,24 +57,10 @@ from postroom.domain.message import (
     MessageSent,
     MessageVisibilityExtended,
 )
+from postroom.domain.names import STREAM_BYTES
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event, StoredEvent
-from postroom.domain.schedule import (
-    ScheduleDeleted,
-    SchedulePaused,
-    ScheduleRan,
-    ScheduleResumed,
-    ScheduleSet,
-    ScheduleSpec,
-)
 from postroom.domain.settings import MailboxSettings
-from postroom.domain.subscription import (
-    SubscriptionAdvanced,
-    SubscriptionDeleted,
-    SubscriptionFilter,
-    SubscriptionRewound,
-    SubscriptionSet,
-)
 
 HASH_BYTES = 32
 
@@ -101,28 +97,24 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
     copies_of: OptionalTexts = None
 
     @classmethod
-    def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "SentRun":
+    def of(cls, columns: Sequence[Sequence[Any]], distances: Sequence[int]) -> "SentRun":
         """Return the run of `MessageSent` events; it has the hashes of their envelopes."""
-        sent = cast("Sequence[MessageSent]", events)
-        # Column by column: a tuple of all values of each message would take longer.
-        columns = (
-            *common_columns([each.stream for each in sent], [each.version for each in sent], distances),
-            column([each.topic for each in sent]),
-            column([each.shard for each in sent]),
-            column([each.due for each in sent]),
-            column([each.expires_at for each in sent]),
-            column([each.size for each in sent]),
-            column([each.idem_key for each in sent]),
-            join([each.payload_hash for each in sent], HASH_BYTES),
-            join([each.hash_chain for each in sent], HASH_BYTES),
-            b"".join([blake3(each.envelope).digest() for each in sent]),
-            column([each.priority for each in sent]),
-            *_header_columns([each.headers for each in sent]),
-            column([each.sticky_key for each in sent]),
-            column([each.unique_key for each in sent]),
-            column([each.copy_of for each in sent]),
+        streams, versions, _, *fields, headers, envelopes, priorities, sticky, unique, copies = columns
+        *fields, payload_hashes, hash_chains = fields
+        first = headers[0]  # messages that are sent together often have the very same
+        are_same = headers.count(first) == len(headers)
+        stored = (
+            len(streams),
+            join(streams, STREAM_BYTES),
+            *map(column, (versions, distances, *fields)),
+            join(payload_hashes, HASH_BYTES),
+            join(hash_chains, HASH_BYTES),
+            b"".join(digests(envelopes)),
+            column(priorities),
+            *(astuple(first) if are_same else map(column, zip(*map(astuple, headers), strict=True))),
+            *map(column, (sticky, unique, copies)),
         )
-        return cls(*columns)
+        return cls(*stored)
 
     def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
         """Return the `MessageSent` events with their envelopes; see `Run.events`."""
@@ -312,96 +304,6 @@ class TruncatedRun(Run, frozen=True, tag="LogTruncated.1"):
     links: bytes | list[bytes]
 
 
-class SubscriptionSetRun(Run, frozen=True, tag="SubscriptionSet.1"):
-    """Subscriptions that operators created or changed."""
-
-    event = SubscriptionSet
-
-    subscriptions: Texts
-    filters: SubscriptionFilter | list[SubscriptionFilter]
-    positions: Ints
-    operators: OptionalTexts
-
-
-class SubscriptionRewoundRun(Run, frozen=True, tag="SubscriptionRewound.1"):
-    """Subscriptions that operators rewound."""
-
-    event = SubscriptionRewound
-
-    subscriptions: Texts
-    positions: Ints
-    operators: OptionalTexts
-
-
-class SubscriptionAdvancedRun(Run, frozen=True, tag="SubscriptionAdvanced.1"):
-    """Progress of subscriptions."""
-
-    event = SubscriptionAdvanced
-
-    subscriptions: Texts
-    statuses: Texts
-    positions: Ints
-    skipped: Ints
-
-
-class SubscriptionDeletedRun(Run, frozen=True, tag="SubscriptionDeleted.1"):
-    """Subscriptions that operators deleted."""
-
-    event = SubscriptionDeleted
-
-    subscriptions: Texts
-    operators: OptionalTexts
-
-
-class ScheduleSetRun(Run, frozen=True, tag="ScheduleSet.1"):
-    """Schedules that were created or changed."""
-
-    event = ScheduleSet
-
-    schedules: Texts
-    specs: ScheduleSpec | list[ScheduleSpec]
-    from_code: bool | list[bool]
-    operators: OptionalTexts
-
-
-class SchedulePausedRun(Run, frozen=True, tag="SchedulePaused.1"):
-    """Schedules that operators paused."""
-
-    event = SchedulePaused
-
-    schedules: Texts
-    operators: OptionalTexts
-
-
-class ScheduleResumedRun(Run, frozen=True, tag="ScheduleResumed.1"):
-    """Schedules that operators resumed."""
-
-    event = ScheduleResumed
-
-    schedules: Texts
-    operators: OptionalTexts
-
-
-class ScheduleRanRun(Run, frozen=True, tag="ScheduleRan.1"):
-    """Messages that schedules sent, and ticks that they left out."""
-
-    event = ScheduleRan
-
-    schedules: Texts
-    ticks: Ints
-    messages: OptionalBytes
-    operators: OptionalTexts
-
-
-class ScheduleDeletedRun(Run, frozen=True, tag="ScheduleDeleted.1"):
-    """Schedules that operators deleted."""
-
-    event = ScheduleDeleted
-
-    schedules: Texts
-    operators: OptionalTexts
-
-
 class StoredRun(Run, frozen=True, tag="StoredEvent.1"):
     """Events of a log that is not a mailbox's."""
 
@@ -443,11 +345,3 @@ AnyRun = (
 )
 RUNS: dict[type[Event], type[Run]] = {run.event: run for run in AnyRun.__args__}
 """The run that encodes each type of event: of several versions, the last one in `AnyRun`."""
-
-
-def _header_columns(headers: Sequence[Headers]) -> Iterable[Any]:
-    """Return the columns of headers; messages that are sent together often have the very same."""
-    first = headers[0]
-    if all(each is first for each in headers):
-        return astuple(first)
-    return map(column, zip(*map(astuple, headers), strict=True))

@@ -1,18 +1,19 @@
 """Decisions of a group of commands: its events and answers."""
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
-from postroom.application.mailbox.command_enricher import CommandEnricher
+from postroom.application.mailbox.command_enricher import CommandEnricher, Content
 from postroom.application.mailbox.command_queue import DrainRate, arrange
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.telemetry import logger
+from postroom.domain.commit import EventColumns
 from postroom.domain.errors import (
     IntegrityFailure,
     InternalError,
@@ -26,7 +27,15 @@ from postroom.domain.mailbox.commands import Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
+from postroom.domain.message import (
+    MS,
+    Message,
+    MessageAcked,
+    MessageExpired,
+    MessageReceived,
+    MessageSent,
+    Receipt,
+)
 from postroom.domain.record import Event
 from postroom.domain.subscription import AdvanceSubscription
 
@@ -90,7 +99,7 @@ class GroupDecider:
             answers: Sequence[list[Answer] | IntegrityFailure] | None = None
             if self._is_merging and not is_careful:
                 if type(run[0].commands[0]) is Receive:
-                    answers = self._receive_together(run, group, now)
+                    answers = await self._receive_together(run, group, now)
                 elif len(run) > 1:
                     answers = await self._execute_together(run, group, now)
             if answers is None:
@@ -105,26 +114,27 @@ class GroupDecider:
         """Clear the cache of sent messages; called when the state is void."""
         self._cache.clear()
 
-    def _receive_together(
+    async def _receive_together(
         self, requests: Sequence[Request], group: Group, now: int
     ) -> list[list[Answer]] | None:
-        """Decide receives of a topic whose messages are cached; None if they must be decided one by one."""
+        """Decide receives of a topic; None if they must be decided one by one."""
         commands = [each for request in requests for each in request.commands if type(each) is Receive]
         if len(commands) > len(requests) or any(each.answers.cancelled() for each in requests):
             return None
         mailbox = group.state.mailbox
         try:
             decisions = decide_receives(commands, mailbox, now)
+            if decisions is None:
+                return None
+            events, counts = decisions
+            messages = [mailbox.messages[stream] for stream in events.columns[0]]
+            contents = await self._enricher.take(messages, commands, group, now)
         except Exception:  # of one of them, which fails again when it is decided alone
             return None
-        if decisions is None:
+        if contents is None or (not messages and mailbox.in_flight >= mailbox.limits.in_flight_ceiling):
             return None
-        events = list(chain.from_iterable(decisions))
-        payloads = self._enricher.take_cached([mailbox.messages[event.stream] for event in events])
-        if payloads is None or (not events and mailbox.in_flight >= mailbox.limits.in_flight_ceiling):
-            return None
-        deliveries = iter(self._deliver(events, events, commands[0].topics, payloads, group))
-        return [[list(islice(deliveries, len(received)))] for received in decisions]
+        deliveries = iter(self._deliver(events, messages, commands[0].topics, contents, group))
+        return [[list(islice(deliveries, count))] for count in counts]
 
     async def _execute_together(
         self, requests: Sequence[Request], group: Group, now: int
@@ -182,35 +192,49 @@ class GroupDecider:
         try:
             command, payloads = await self._enricher.load_payloads(command, group, now)
             events = decide(command, mailbox, now)
-            received = [event for event in events if type(event) is MessageReceived]
-            return self._deliver(events, received, command.topics, payloads, group)
+            messages = [mailbox.messages[each.stream] for each in events if type(each) is MessageReceived]
+            contents = [payloads[message.stream] for message in messages]
+            return self._deliver(events, messages, command.topics, contents, group)
         except Exception as error:
             return self._refusal(command, group, error, now)
 
     def _deliver(
         self,
         events: Sequence[Event],
-        received: Sequence[MessageReceived],
+        messages: Sequence[Message],
         topics: Sequence[str],
-        payloads: Mapping[bytes, MessageSent],
+        contents: Sequence[Content],
         group: Group,
     ) -> list[MessageDelivery]:
         """Evolve the state by the events of receives, and return the deliveries.
 
         Arguments:
-            received: the deliveries among the events.
+            messages: those that are delivered.
             topics: of the receives.
+            contents: of the messages.
         """
-        state, mailbox = group.state, group.state.mailbox
+        epoch, mailbox = group.state.epoch, group.state.mailbox
         self._apply(events, group)
         in_order = {name for name in topics if not mailbox.policy(name).priorities}
-        messages = [mailbox.messages[event.stream] for event in received]
         group.events.delivered.update([message.topic for message in messages])
         self._reorder.delivered([message for message in messages if message.topic in in_order])
         ordered = {name for name in topics if mailbox.policy(name).ordered_keys}
         return [
-            _delivery(event, payloads[event.stream], message.position, state.epoch, ordered)
-            for event, message in zip(received, messages, strict=True)
+            MessageDelivery(
+                Receipt(message.stream, message.delivery, epoch),
+                message.topic,
+                message.shard,
+                message.attempt,
+                message.due,
+                content.headers.message_id,
+                content.idem_key,
+                content.payload_hash,
+                content.hash_chain,
+                content.envelope,
+                message.sticky_key if message.topic in ordered else None,
+                message.position,
+            )
+            for message, content in zip(messages, contents, strict=True)
         ]
 
     def _execute_batch(self, commands: Sequence[Command], group: Group, now: int) -> list[Answer] | None:
@@ -227,13 +251,14 @@ class GroupDecider:
             return None
         if events is None:
             return None
-        self._apply(events, group)
         if kind is not Send:
+            self._apply(events, group)
             return [1] * len(commands)
         sends = cast("Sequence[Send]", commands)
-        group.events.sent_by_topic.update([send.topic for send in sends])
+        self._apply(events, group, sends)
+        group.events.sent_by_topic[sends[0].topic] += len(sends)
         self._enricher.note_all_sent(sends)
-        return [Accepted(send.message, duplicate=False) for send in sends]
+        return [Accepted(send.message, False) for send in sends]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:
         """Decide any other command and evolve the state; a refused one changes nothing."""
@@ -281,14 +306,19 @@ class GroupDecider:
             "Report the traceback that was logged."
         )
 
-    def _apply(self, events: Sequence[Event], group: Group) -> None:
-        """Evolve the state by events; on failure, the state is void."""
+    def _apply(self, events: Sequence[Event], group: Group, sends: Sequence[Send] = ()) -> None:
+        """Evolve the state by events; on failure, the state is void.
+
+        Arguments:
+            sends: the commands that caused `events`, if they are sends that were decided together.
+        """
         if self._is_careful and events:
             encode_events(events, [0] * len(events))
         mailbox, log = group.state.mailbox, group.events
         try:
             if len(events) > 1 and self._is_merging and is_batch(events):
-                self._apply_batch(events, group)
+                columns = events if isinstance(events, EventColumns) else EventColumns.of(events)
+                self._apply_columns(columns, group, sends if columns is events else ())
                 return
             for event in events:
                 if type(event) is MessageSent:
@@ -311,19 +341,18 @@ class GroupDecider:
                 "again; retry shortly."
             ) from error
 
-    def _apply_batch(self, events: Sequence[Event], group: Group) -> None:
+    def _apply_columns(self, events: EventColumns, group: Group, sends: Sequence[Send] = ()) -> None:
         """Evolve the state by events of one type; see `_apply`."""
         mailbox, first = group.state.mailbox, group.state.mailbox.position + 1
-        if type(events[0]) is MessageSent:
-            sent = cast("Sequence[MessageSent]", events)
-            group.events.add_all_sent(sent)
-            evolve_batch(mailbox, sent)
-            self._cache.put_all(first, sent)
+        if events.type is MessageSent:
+            group.events.add_all_sent(events)
+            evolve_batch(mailbox, events)
+            self._enricher.put_sent(first, events, sends)
             return
-        messages = [mailbox.messages[event.stream] for event in events]
+        messages = [mailbox.messages[stream] for stream in events.columns[0]]
         group.events.add_all(events, first, messages)
         evolve_batch(mailbox, events)
-        if type(events[0]) is MessageAcked:
+        if events.type is MessageAcked:
             self._enricher.note_all_removed(messages)
             self._cache.drop([message.position for message in messages])  # those that were never received
             group.events.acked.update([message.topic for message in messages])
@@ -347,22 +376,3 @@ class GroupDecider:
                 return Accepted(original.message, duplicate=True)
         holder = None if command.unique_key is None else topic.unique.get(command.unique_key)
         return Accepted(command.message if holder is None else holder.stream, duplicate=True)
-
-
-def _delivery(
-    received: MessageReceived, sent: MessageSent, position: int, epoch: int, ordered: Container[str]
-) -> MessageDelivery:
-    return MessageDelivery(
-        Receipt(received.stream, received.version, epoch),
-        sent.topic,
-        sent.shard,
-        received.attempt,
-        received.due,
-        sent.headers.message_id,
-        sent.idem_key,
-        sent.payload_hash,
-        sent.hash_chain,
-        sent.envelope,
-        sent.sticky_key if sent.topic in ordered else None,
-        position,
-    )

@@ -1,7 +1,7 @@
 """A mailbox in its owner's memory, and groups of commands that are decided on it together."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +13,7 @@ from postroom.application.mailbox.snapshots import Save, Snapshots
 from postroom.application.mailbox.stored_snapshots import SavedPart, fold_from
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, EventLogReader
-from postroom.domain.commit import GENESIS, Commit, LastEvent
+from postroom.domain.commit import GENESIS, Commit, EventColumns, LastEvent, each_event
 from postroom.domain.errors import IntegrityFailure, PostroomError
 from postroom.domain.mailbox.commands import (
     Ack,
@@ -61,7 +61,7 @@ class CommitEvents:
     __slots__ = ("distances", "envelope_bytes", "events", "last_events")
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[Event | EventColumns] = []
         self.distances: list[int] = []
         self.last_events: list[LastEvent] = []
         self.envelope_bytes = 0
@@ -117,32 +117,33 @@ class GroupEvents:
         if is_indexed(event, position - message.position):
             commit.last_events.append(LastEvent(event.stream, message.position, position))
 
-    def add_all_sent(self, events: Sequence[MessageSent]) -> None:
+    def add_all_sent(self, events: EventColumns) -> None:
         """Add the first events of messages; see `add_sent`."""
-        commit, size = self._last, sum([len(event.envelope) for event in events])
+        commit, size = self._last, sum(map(len, events.column("envelope")))
         if commit.envelope_bytes + size > MAX_ENVELOPE_BYTES:
             for event in events:
-                self.add_sent(event)
+                if isinstance(event, MessageSent):
+                    self.add_sent(event)
             return
         commit.envelope_bytes += size
-        commit.events += events
+        commit.events.append(events)
         commit.distances += [0] * len(events)
 
-    def add_all(self, events: Sequence[Event], first: int, messages: Sequence[Message]) -> None:
-        """Add events of one type, before they are applied to their messages; see `add`.
+    def add_all(self, events: EventColumns, first: int, messages: Sequence[Message]) -> None:
+        """Add events before they are applied to their messages; see `add`.
 
         Arguments:
             first: position of the first event.
         """
         commit, positions = self._last, range(first, first + len(events))
-        commit.events += events
+        commit.events.append(events)
         commit.distances += [p - message.last for p, message in zip(positions, messages, strict=True)]
         farthest = positions[-1] - min([message.position for message in messages])
-        if is_indexed(events[0], farthest):
+        if farthest > records.SCAN_POSITIONS and issubclass(events.type, records.INDEXED):
             commit.last_events += [
                 LastEvent(message.stream, message.position, position)
                 for position, message in zip(positions, messages, strict=True)
-                if is_indexed(events[0], position - message.position)
+                if position - message.position > records.SCAN_POSITIONS
             ]
 
     def _begin_commit(self) -> CommitEvents:
@@ -156,7 +157,7 @@ class GroupEvents:
         Arguments:
             first: position of its first event.
         """
-        events = (event for commit in self.commits for event in commit.events)
+        events = each_event([each for commit in self.commits for each in commit.events])
         return {p: event for p, event in enumerate(events, first) if isinstance(event, MessageSent)}
 
 
@@ -221,7 +222,8 @@ class LoadedMailbox:
 
     def advance_snapshot(self, save: Save) -> None:
         """Do a step of the next snapshot, if it is time; see `Snapshots.advance`."""
-        self.snapshots.advance(self.mailbox, self.chain, save)
+        if self.snapshots.is_active or self.mailbox.position >= self.snapshots.next_position:
+            self.snapshots.advance(self.mailbox, self.chain, save)
 
     @property
     def records_since_snapshot(self) -> int:
@@ -263,8 +265,8 @@ class QueuedAnswers(msgspec.Struct, eq=False):
     """Answers to a request, passed to the caller together with others of the same turn of the event loop.
 
     Arguments:
-        queue: of those to be passed on.
-        pass_on: called soon after the first one is added to the queue; takes all of them from it.
+        queue: the answers that `pass_on` has yet to take.
+        pass_on: called soon after the first answers are added to the queue; takes all of them from it.
     """
 
     queue: list[Any]
@@ -294,38 +296,6 @@ class QueuedAnswers(msgspec.Struct, eq=False):
     def set_exception(self, exception: BaseException, /) -> None:
         """Take the error of all commands."""
         self.set_result(None, exception)
-
-
-class Deadlines:
-    """Time limits of answers under one timer, as a timer for each would take longer than its commands.
-
-    Arguments:
-        timeout_ms: time for each answer.
-        error: returns the error of commands that are not answered in time.
-    """
-
-    def __init__(self, timeout_ms: int, error: Callable[[], PostroomError]) -> None:
-        self._seconds = timeout_ms / 1_000
-        self._error = error
-        self._answers: deque[tuple[float, Answers]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, answers: Answers) -> None:
-        """Limit the time for the answers to commands that have just been queued."""
-        loop, all_answers = asyncio.get_running_loop(), self._answers
-        while all_answers and all_answers[0][1].done():
-            all_answers.popleft()
-        all_answers.append((loop.time() + self._seconds, answers))
-        if self._timer is None:
-            self._timer = loop.call_at(all_answers[0][0], self._expire)
-
-    def _expire(self) -> None:
-        loop, all_answers = asyncio.get_running_loop(), self._answers
-        while all_answers and (all_answers[0][1].done() or all_answers[0][0] <= loop.time()):
-            _, answers = all_answers.popleft()
-            if not answers.done():
-                answers.set_exception(self._error())
-        self._timer = loop.call_at(all_answers[0][0], self._expire) if all_answers else None
 
 
 class Request(NamedTuple):

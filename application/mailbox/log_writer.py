@@ -11,16 +11,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from postroom.application.mailbox.command_queue import LongPolls
-from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.mailbox.segments import ends_with
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Clock, EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, PostroomError, Unavailable, WrongPosition
-from postroom.domain.mailbox.commands import MailboxMode, TakeOwnership
+from postroom.domain.mailbox.commands import TakeOwnership
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.ownership import Anchor, anchor
 from postroom.domain.settings import SettingsChanges
 

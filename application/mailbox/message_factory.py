@@ -1,8 +1,9 @@
 """Factory of `Send` commands: ids, envelopes, hashes and headers of new messages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from itertools import repeat
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -10,7 +11,14 @@ from postroom.application.caller import is_limited
 from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
-from postroom.domain.arguments import check_any_text, check_choice, check_int, check_text, check_type
+from postroom.domain.arguments import (
+    MAX_TEXT_CHARS,
+    check_any_text,
+    check_choice,
+    check_int,
+    check_text,
+    check_type,
+)
 from postroom.domain.envelope.build import (
     EnvelopeHeaders,
     EnvelopeTemplate,
@@ -19,8 +27,8 @@ from postroom.domain.envelope.build import (
 )
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import FrameTooLarge, InvalidRequest
-from postroom.domain.integrity import hash_chain, payload_hash
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
+from postroom.domain.integrity import digests, hash_chain, hash_chains, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT, Headers
 from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_streams
@@ -149,6 +157,52 @@ class MessageFactory:
         """Return `from_message` for the messages of one call, which are published at the same time."""
         return partial(self._make, _Call(self._wall(), current_corr_id(), tracer().current()))
 
+    def from_batch(self, messages: Sequence[object]) -> list[SendRequest] | None:
+        """Return what `from_message` returns for each message, built column by column.
+
+        Returns: None if they differ in more than payloads and keys, or one of these needs `from_message`.
+        """
+        first = messages[0] if len(messages) > 1 else None
+        if type(first) is not NewMessage or not _have_same_headers(messages, first):
+            return None
+        try:
+            example = self.from_message(first)
+        except Rejected:
+            return None
+        common, others = self._common, cast("Sequence[NewMessage]", messages[1:])
+        assert common is not None, "the first message was made with it"
+        payloads, idem_keys = [each.payload for each in others], [each.idem_key for each in others]
+        sticky_keys, unique_keys = [each.sticky_key for each in others], [each.unique_key for each in others]
+        if (
+            set(map(type, payloads)) != {bytes}
+            or max(map(len, payloads)) > MAX_FRAME_BYTES
+            or not (_are_plain(idem_keys) and _are_plain(sticky_keys) and _are_plain(unique_keys))
+        ):
+            return None
+        ids = [self._new_id() for _ in others]
+        shown = list(map(str, ids))
+        payload_hashes = digests(payloads)
+        commands = map(
+            Send,
+            [each.bytes for each in ids],
+            repeat(first.topic),
+            map(len, payloads),
+            payload_hashes,
+            hash_chains(first.topic, common.published_at_us, idem_keys, payload_hashes),
+            repeat(common.headers),
+            common.template.build_all(shown, payloads),
+            idem_keys,
+            sticky_keys,
+            repeat(0),
+            repeat(example.command.ttl_ms),
+            repeat(False),
+            repeat(None),
+            repeat(first.priority),
+            repeat(None),
+            unique_keys,
+        )
+        return [example, *map(SendRequest, commands, shown)]
+
     def from_event(self, message: NewMessage) -> SendRequest:
         """Return the command that sends a message of another system: it takes no ids from the caller.
 
@@ -179,7 +233,7 @@ class MessageFactory:
         if attrs:
             texts = {name: extension_text(value) for name, value in attrs.items()}
             headers = msgspec.structs.replace(headers, custom_headers=texts)
-        digest = payload_hash(payload)
+        (digest,) = digests((payload,))
         command = Send(
             stream,
             new.topic,
@@ -340,6 +394,49 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
+
+
+def _have_same_headers(messages: Sequence[object], first: NewMessage) -> bool:
+    """Return whether all messages share the header objects of one, and have neither ids nor attributes."""
+    topic, content_type, correlation_id = first.topic, first.content_type, first.correlation_id
+    causality_parent, principal, priority = first.causality_parent, first.principal, first.priority
+    ttl_seconds, trace_id, span_id = first.ttl_seconds, first.trace_id, first.span_id
+    schema_url, schema_version = first.schema_url, first.schema_version
+    delay, on_conflict = _EXAMPLE.deliver_after_ms, _EXAMPLE.on_conflict
+    for each in messages:
+        if (
+            type(each) is not NewMessage
+            or (each.topic is not topic and (type(each.topic) is not str or each.topic != topic))
+            or type(each.attrs) is not dict
+            or each.attrs
+            or each.message_id is not None
+            or each.deliver_after_ms is not delay
+            or each.ttl_seconds is not ttl_seconds
+            or each.published_at_us is not None
+            or each.content_type is not content_type
+            or each.correlation_id is not correlation_id
+            or each.causality_parent is not causality_parent
+            or each.principal is not principal
+            or each.priority is not priority
+            or each.trace_id is not trace_id
+            or each.span_id is not span_id
+            or each.schema_url is not schema_url
+            or each.schema_version is not schema_version
+            or each.on_conflict is not on_conflict
+        ):
+            return False
+    return True
+
+
+def _are_plain(keys: Sequence[Any]) -> bool:
+    """Return whether each key is None, or not empty, within the limit and ASCII."""
+    some = [key for key in keys if key is not None]
+    return not some or (
+        set(map(type, some)) == {str}
+        and min(map(len, some)) >= 1
+        and max(map(len, some)) <= MAX_TEXT_CHARS
+        and all(map(str.isascii, some))
+    )
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar, NamedTuple
 
-from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.segments import ends_with
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.telemetry import logger, summarize

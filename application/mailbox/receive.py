@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from itertools import repeat
 from time import time_ns
 
 from postroom.application.caller import Caller, current_caller
@@ -64,7 +65,7 @@ class ReceiveMessages:
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer, current_caller())
         started_ns = time_ns()
         deliveries = await self._owner.receive(command, wait_ms, is_stream=is_stream)
-        received = [ReceivedMessage(each, self._settler) for each in deliveries]
+        received = list(map(ReceivedMessage, deliveries, repeat(self._settler)))
         record_receive(received, started_ns)
         return received
 

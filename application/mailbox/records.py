@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import inf
 from operator import attrgetter
 
 from postroom.application.mailbox.codec import decode_by_type, decode_events, stream_ids, to_records
@@ -90,7 +91,11 @@ found by reading the commits between them, which takes some milliseconds.
 """
 
 POSITIONS_AT_ONCE = 200
-"""Positions whose commits, of up to 16 MiB each, are in memory at a time."""
+"""Maximum number of positions whose commits are in memory at a time."""
+FIRST_POSITIONS = 8
+"""The same for the first commits with envelopes: each may have 16 MiB, and their sizes are unknown."""
+BYTES_AT_ONCE = 8 << 20
+"""Size of later commits that are in memory at a time, if they are as large as the ones before them."""
 
 _ENDS = (MessageAcked, MessageExpired, MessageDeadLettered)
 INDEXED = (*_ENDS, MessageRedriven)
@@ -130,8 +135,10 @@ class Records(EventLogReader):
         # The mailbox's own events are many, and stand among messages. Only messages have version 1 alone.
         return self._histories(entries, envelopes=all(entry.version == 1 for entry in entries))[stream]
 
-    def read_streams(self, streams: Iterable[bytes]) -> Mapping[bytes, Sequence[Record]]:
-        return self._histories(self.index_of(streams), envelopes=False)
+    def read_streams(
+        self, streams: Iterable[bytes], positions: int | None = None
+    ) -> Mapping[bytes, Sequence[Record]]:
+        return self._histories(self.index_of(streams), envelopes=False, positions=positions)
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         return {entry.stream for entry in self.index_of(streams)}
@@ -149,9 +156,14 @@ class Records(EventLogReader):
         coming = sorted(set(positions))
         requested = frozenset(coming).union(optional)
         records: dict[int, Record] = {}
+        size = FIRST_POSITIONS if envelopes else POSITIONS_AT_ONCE
         while coming:
-            part, coming = coming[:POSITIONS_AT_ONCE], coming[POSITIONS_AT_ONCE:]
-            for commit in self.commits_of(part, envelopes=envelopes):
+            part, coming = coming[:size], coming[size:]
+            commits = self.commits_of(part, envelopes=envelopes)
+            total = sum([len(each.events) + len(each.envelopes) for each in commits])
+            if total:
+                size = min(max(1, BYTES_AT_ONCE * len(commits) // total), POSITIONS_AT_ONCE)
+            for commit in commits:
                 records.update(
                     (each.position, each) for each in to_records(commit) if each.position in requested
                 )
@@ -159,7 +171,7 @@ class Records(EventLogReader):
         return records
 
     def _histories(
-        self, entries: Sequence[IndexEntry], *, envelopes: bool
+        self, entries: Sequence[IndexEntry], *, envelopes: bool, positions: int | None = None
     ) -> defaultdict[bytes, list[Record]]:
         """Return the records of the streams that have these entries in the index."""
         first = self.at_positions([entry.position for entry in entries], envelopes=envelopes)
@@ -178,7 +190,8 @@ class Records(EventLogReader):
             records[stream] += older
         # An entry that leads to no event of the message was altered: nothing more is known of that one.
         readable = [stream for stream in sent if stream not in last or len(records[stream]) > 1]
-        self._add_later([History(sent[stream], records[stream], self._is_at_rest) for stream in readable])
+        histories = [History(sent[stream], records[stream], self._is_at_rest) for stream in readable]
+        self._add_later(histories, positions)
         return records
 
     def _back_from(
@@ -200,15 +213,22 @@ class Records(EventLogReader):
                     del positions[stream]
         return {stream: older[::-1] for stream, older in records.items()}
 
-    def _add_later(self, histories: Sequence[History]) -> None:
+    def _add_later(self, histories: Sequence[History], positions: int | None = None) -> None:
         """Add the later records of messages, up to the end of the log if they are unsettled.
 
         One read of the log serves messages that are near to each other.
+
+        Arguments:
+            positions: number that is read at most; None for no limit.
         """
+        left = inf if positions is None else positions
         coming = deque(sorted(histories, key=attrgetter("position")))
         while coming:
             waiting: dict[bytes, History] = {}
             for commit in self.commits(coming[0].position, envelopes=False):
+                if left <= 0:
+                    return
+                left -= commit.event_count
                 while coming and coming[0].position < commit.last:
                     history = coming.popleft()
                     waiting[history.stream] = history

@@ -3,9 +3,8 @@
 import asyncio
 from itertools import islice
 
-from postroom.application.mailbox.commit_ends import last_commit_through
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.segments import build_segments
+from postroom.application.mailbox.segments import build_segments, last_commit_through
 from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.event_log import LogArchive
 from postroom.application.telemetry import logger

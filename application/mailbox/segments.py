@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from postroom.application.mailbox.archived_log import another_history, continues
-from postroom.application.ports.event_log import EventLogReader, LogArchive, Segment
+from postroom.application.ports.event_log import CommitReader, EventLogReader, LogArchive, Segment
 from postroom.application.telemetry import logger
 from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import Unavailable
@@ -149,3 +149,24 @@ def _next_commits(log: EventLogReader, after: int, through: int | None) -> tuple
             break
         commits.append(commit)
     return commits, False
+
+
+def ends_with(log: CommitReader, position: int, chain: bytes) -> bool:
+    """Return whether a commit with this chain hash ends at a position of the log."""
+    return any(
+        (commit.last, commit.chain) == (position, chain)
+        for commit in log.commits_of([position], envelopes=False)
+    )
+
+
+def last_commit_through(log: CommitReader, position: int) -> Commit | None:
+    """Return the last commit that ends at or before a position, without envelopes, or None.
+
+    Arguments:
+        position: at most the position of the log's end.
+    """
+    for commit in log.commits_of([position], envelopes=False):
+        if commit.last == position:
+            return commit
+        return next(iter(log.commits_of([commit.first - 1], envelopes=False)), None)
+    return None

@@ -58,6 +58,8 @@ class SendBatch:
         """
         items = check_items("messages", messages)
         with tracer().span(SEND, topics_of(items), count=len(items)):
+            if (requests := self._factory.from_batch(items)) is not None:
+                return await _submit(self._owner, requests)
             return await submit_valid(items, self._factory.for_call(), partial(_submit, self._owner))
 
 

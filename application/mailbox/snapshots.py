@@ -46,6 +46,9 @@ class Snapshots:
 
     Arguments:
         parts: parts of the snapshot from which the mailbox was loaded, oldest first.
+
+    `is_active` tells whether `advance` has something to do, also if nothing happens to the mailbox. Otherwise
+    it has from `next_position` of the mailbox on, where the next part is due.
     """
 
     def __init__(self, parts: Sequence[SavedPart] = ()) -> None:
@@ -60,16 +63,12 @@ class Snapshots:
         """Whether the next part became due while one was saved."""
         self._asked: list[asyncio.Future[Taken]] = []
         self._is_whole_asked = False
+        self._note_work()
 
     @property
     def position(self) -> int:
         """Return the position of the newest snapshot, or 0."""
         return self._parts[-1].moment.position if self._parts else 0
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether `advance` has something to do, also if nothing happens to the mailbox."""
-        return not self._is_saving and (self._collector is not None or bool(self._asked) or self._is_due)
 
     def ask(self, *, whole: bool = False) -> "asyncio.Future[Taken]":
         """Ask for a snapshot of the mailbox as of now or later.
@@ -80,6 +79,7 @@ class Snapshots:
         answer: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._is_whole_asked |= whole
+        self._note_work()
         return answer
 
     def refuse(self, error: PostroomError) -> None:
@@ -88,6 +88,7 @@ class Snapshots:
         for answer in asked:
             if not answer.done():
                 answer.set_exception(error)
+        self._note_work()
 
     def advance(self, mailbox: Mailbox, chain: bytes, save: Save) -> None:
         """Do a step of the part that is due or was asked for, if any; start to save it when it is complete.
@@ -98,10 +99,15 @@ class Snapshots:
             chain: chain hash of the last commit.
             save: starts to save rows through a position, and to remove those before another one.
         """
-        if self._is_saving:
-            return
-        self._is_due = False
-        if self._collector is None or (self._is_whole_asked and not self._collector.is_whole):
+        if not self._is_saving:
+            self._is_due = False
+            try:
+                self._step(mailbox, chain, save)
+            finally:
+                self._note_work()
+
+    def _step(self, mailbox: Mailbox, chain: bytes, save: Save) -> None:
+        if self._collector is None or (self._is_whole_asked and not self._collector.notes_unsettled):
             if not self._asked and mailbox.position - self.position < PART_EVENTS:
                 return
             if mailbox.position == self.position and not self._is_whole_asked:
@@ -114,12 +120,17 @@ class Snapshots:
         if self._collector.step(STEP_CHUNKS << min(haste, 16)):
             self._complete(self._collector, mailbox, chain, save)
 
+    def _note_work(self) -> None:
+        has_work = self._collector is not None or bool(self._asked) or self._is_due
+        self.is_active = has_work and not self._is_saving
+        self.next_position = self.position + PART_EVENTS
+
     def _begin(self, mailbox: Mailbox) -> None:
         self._size = _size_of(mailbox)
         if not self._parts or self._is_whole_asked:
             self._parts = []
             self._given_up = 0
-            self._collector = Collector(mailbox, EVER)
+            self._collector = Collector(mailbox, EVER, notes_unsettled=self._is_whole_asked)
         else:
             self._given_up = _superfluous(self._parts, self._size)
             rewritten = self._parts[self._given_up - 1].moment if self._given_up else NEVER
@@ -142,6 +153,7 @@ class Snapshots:
 
         def saved(saving: asyncio.Future[StoredSnapshot]) -> None:
             self._is_saving = False
+            self._note_work()
             if saving.cancelled():  # the event loop ends
                 return
             error = saving.exception()
@@ -151,12 +163,13 @@ class Snapshots:
                 self._is_due = mailbox.position - moment.position >= PART_EVENTS
             else:
                 self._parts = []  # what this part holds is in none now: the next one is whole
+            self._note_work()
             self._answer(asked, error)
 
         save(_stored(part, rows, chain), moment.position, kept_from).add_done_callback(saved)
 
     def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_SnapshotRequest":
-        unsettled = self._collector.unsettled if self._collector is not None else ()
+        unsettled = self._collector.unsettled if self._collector is not None else frozenset()
         asked = _SnapshotRequest(self._asked, Taken(mailbox.position, chain, unsettled))
         self._asked, self._is_whole_asked = [], False
         return asked

@@ -10,11 +10,11 @@ import msgspec
 from blake3 import blake3
 
 from postroom.application.mailbox.codec import compress, decompress
-from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.mailbox.segments import ends_with
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
 from postroom.domain.mailbox.batch import Moment, evolve_batch, is_batch
-from postroom.domain.mailbox.commands import StoredSettings
+from postroom.domain.mailbox.events import StoredSettings
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox

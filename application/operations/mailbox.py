@@ -27,22 +27,28 @@ from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
-    DeletionReport,
     Explanation,
     MessageChange,
     MessageDetail,
     MessageOutcome,
     Outcome,
     PeekedMessage,
-    RedriveMessage,
     RedrivePreview,
-    RedriveReport,
-    RewindReport,
-    ScheduleReport,
-    SubscriptionReport,
     check_due,
     check_moment,
 )
+from postroom.application.reports import (
+    ConsumerReport,
+    DeletionReport,
+    RedriveMessage,
+    RedriveReport,
+    RewindReport,
+    ScheduleReport,
+    SearchReport,
+    SubscriptionReport,
+    TopicReport,
+)
+from postroom.application.worker_reports import WorkerReport, WorkerState, check_worker
 from postroom.domain.arguments import MAX_INT, MAX_PAGE, MAX_TEXT_CHARS, check_ids
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected
@@ -52,6 +58,7 @@ from postroom.domain.message import NackAction, Receipt
 from postroom.domain.names import TOPIC_TEXT, UUID_TEXT, check_topic, check_uuid
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, MAX_DURATION_MS, TopicPolicy
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action, check_spec
+from postroom.domain.saved_search import check_search_name, check_search_query
 from postroom.domain.schedule import ScheduleSpec, check_schedule, check_schedule_name
 from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.settings import (
@@ -87,8 +94,13 @@ Filter = Annotated[SubscriptionFilter, Check(check_filter), SentAs("filter")]
 ScheduleName = Annotated[
     str, Meta(min_length=1, max_length=MAX_TEXT_CHARS), Check(check_schedule_name, TOPIC_TEXT)
 ]
+SearchName = Annotated[str, Check(check_search_name)]
+SearchQuery = Annotated[str, Check(check_search_query)]
+SearchId = Annotated[str, Check(partial(check_uuid, "The id of a search"), UUID_TEXT)]
 Scheduled = Annotated[ScheduleSpec, Check(check_schedule)]
 Action = Annotated[JobAction, Check(check_action)]
+WorkerId = Annotated[str, Check(partial(check_uuid, "The worker id"), UUID_TEXT), SentAs("id")]
+Worker = Annotated[WorkerState, Check(check_worker)]
 Principal = Annotated[Text | None, BY_SERVER]
 
 
@@ -475,6 +487,34 @@ class Mailbox:
         Raises: NotFound for an unknown schedule.
         """
 
+    @operation(Right.REDRIVE, "POST /v1/searches")
+    async def save_search(
+        self, name: SearchName, query: SearchQuery, /, *, replace: bool = False, principal: Principal = None
+    ) -> SearchReport:
+        """Save a query of the console's search page under a name, for all who may search its topics.
+
+        Names are unique among the searches of the same topics. Saving the same query again changes nothing.
+
+        Arguments:
+            name: up to 80 characters.
+            query: what the page's link has after the `?`, up to 2,000 characters.
+            replace: replace a search of this name that has another query.
+            principal: who saves it, for the record; a server enters that of the caller's capability.
+
+        Raises: IdempotencyConflict when the name has another query, Saturated when there are too many.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/searches", answer="searches")
+    async def list_searches(self) -> list[SearchReport]:
+        """Return the saved searches, sorted by name."""
+
+    @operation(Right.REDRIVE, "DELETE /v1/searches/{search_id}")
+    async def delete_search(self, search_id: SearchId, /) -> None:
+        """Delete a saved search.
+
+        Raises: NotFound for an unknown one.
+        """
+
     @operation(Right.ADMIN, "POST /v1/log/delete", answer="removed")
     async def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
@@ -485,13 +525,25 @@ class Mailbox:
 
     @operation(Right.REDRIVE, "POST /v1/redrives")
     async def start_redrive(
-        self, spec: Spec, /, *, job_id: JobId | None = None, principal: Principal = None
+        self,
+        spec: Spec,
+        /,
+        *,
+        job_id: JobId | None = None,
+        cutoff: Position | None = None,
+        previewed: Position | None = None,
+        principal: Principal = None,
     ) -> RedriveReport:
         """Start a job on what is dead-lettered now, or waits now; later failures and sends never join.
+
+        With the `cutoff` and the number of messages of a preview, the job is on what that showed: what has
+        changed since is skipped, and has an outcome with the reason, too.
 
         Arguments:
             job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
                 nothing. None generates one.
+            cutoff: `cutoff` of the preview; None is the end of the log.
+            previewed: `matched` of the preview; None if there was none.
             principal: who starts it, for the record; a server enters that of the caller's capability.
 
         Raises: IdempotencyConflict when a job with this id has another specification, Saturated when too
@@ -606,6 +658,42 @@ class Mailbox:
         """Return the topics that hold messages or idempotency keys, have a section, or are paused.
 
         Subscriptions are among them, also while they hold nothing.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/topics/{topic}/report")
+    async def describe_topic(self, topic: Topic, /) -> TopicReport:
+        """Return the policy, keys, consumers and recent activity of a topic, which need not exist.
+
+        The operation reads the latest 100,000 events of the log; `is_whole` says whether they cover a period.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/consumers", answer="consumers")
+    async def list_consumers(self) -> list[ConsumerReport]:
+        """Return the consumers of the latest 100,000 events of the log, and those that wait for messages now.
+
+        Consumers that have or wait for messages come first, then the latest receivers; up to 1,000.
+        """
+
+    @operation(Right.RECV, "PUT /v1/workers/{id}")
+    async def report_worker(
+        self, id_: WorkerId, worker: Worker, /, *, ended: bool = False, principal: Principal = None
+    ) -> None:
+        """Tell the owner what a worker is and does; a worker repeats it every 10 s, as long as it runs.
+
+        The owner keeps it in memory: after 30 s without a report, a worker is stale, and after an hour
+        forgotten. Under a capability that is limited to topics, handlers of others are left out.
+
+        Arguments:
+            id_: a UUID of this run of the worker.
+            ended: the run ends, and is forgotten.
+            principal: whose worker it is; a server enters that of the caller's capability.
+        """
+
+    @operation(Right.READ_HEADERS, "GET /v1/workers", answer="workers")
+    async def list_workers(self) -> list[WorkerReport]:
+        """Return the workers that reported within an hour and have not ended, stale ones last.
+
+        The owner knows them since it opened the mailbox, up to 4,000 of workers and their handlers.
         """
 
     @operation(Right.READ_PAYLOAD, "GET /v1/peek", answer="messages")

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial, wraps
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -154,6 +154,14 @@ class Operation:
             re.findall(r"\b[A-Z]\w+", (inspect.getdoc(self.method) or "").partition("Raises: ")[2])
         )
 
+    def stated(self, arguments: Arguments) -> dict[str, Any]:
+        """Return arguments by name without options at their defaults, which an older owner may not know."""
+        return {
+            each.name: arguments[each.name]
+            for each in self.parameters
+            if each.is_positional or each.is_required or arguments[each.name] != each.default
+        }
+
     async def ask(self, mailbox: object, arguments: Arguments) -> Any:
         """Call the method of a mailbox with these arguments, which it checks."""
         rest = dict(arguments)
@@ -190,6 +198,31 @@ class Operation:
         exec(f"def {self.name}{shown}: return {{{', '.join(values)}}}", scope)
         compiled: Callable[..., dict[str, Any]] = scope[self.name]
         return compiled
+
+
+def arguments_struct(
+    operation: Operation,
+    parameters: Sequence[Parameter] | None = None,
+    types: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return the type of a request with arguments of an operation, by the names under which they are sent.
+
+    Arguments:
+        parameters: those of the request; None for all.
+        types: of arguments, by name, that have other bounds in a contract.
+    """
+    fields: list[Any] = []
+    for each in operation.parameters if parameters is None else parameters:
+        field = (each.sent_as, types.get(each.name, each.type))
+        fields.append(field if each.is_required else (*field, each.default))
+    return msgspec.defstruct(
+        re.sub(r"(?:^|_)(\w)", lambda match: match[1].upper(), operation.name),
+        fields,
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+        namespace={"__doc__": operation.summary},
+    )
 
 
 class _Expression(str):

@@ -22,33 +22,45 @@ from postroom.application.operations.mailbox import (
     MessageId,
     MessageIds,
     Policy,
+    Position,
     Principal,
     Scheduled,
     ScheduleName,
+    SearchId,
+    SearchName,
+    SearchQuery,
     Spec,
     Start,
     Text,
     Topic,
     WaitMs,
+    Worker,
+    WorkerId,
 )
 from postroom.application.page import Page
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
-    DeletionReport,
     Explanation,
     MessageChange,
     MessageDetail,
     MessageOutcome,
     Outcome,
     PeekedMessage,
-    RedriveMessage,
     RedrivePreview,
+)
+from postroom.application.reports import (
+    ConsumerReport,
+    DeletionReport,
+    RedriveMessage,
     RedriveReport,
     RewindReport,
     ScheduleReport,
+    SearchReport,
     SubscriptionReport,
+    TopicReport,
 )
+from postroom.application.worker_reports import WorkerReport
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
@@ -394,6 +406,34 @@ class SyncOperations(ABC):
         """
         self._run(self._open.delete_schedule(name, principal=principal))
 
+    def save_search(
+        self, name: SearchName, query: SearchQuery, /, *, replace: bool = False, principal: Principal = None
+    ) -> SearchReport:
+        """Save a query of the console's search page under a name, for all who may search its topics.
+
+        Names are unique among the searches of the same topics. Saving the same query again changes nothing.
+
+        Arguments:
+            name: up to 80 characters.
+            query: what the page's link has after the `?`, up to 2,000 characters.
+            replace: replace a search of this name that has another query.
+            principal: who saves it, for the record; a server enters that of the caller's capability.
+
+        Raises: IdempotencyConflict when the name has another query, Saturated when there are too many.
+        """
+        return self._run(self._open.save_search(name, query, replace=replace, principal=principal))
+
+    def list_searches(self) -> list[SearchReport]:
+        """Return the saved searches, sorted by name."""
+        return self._run(self._open.list_searches())
+
+    def delete_search(self, search_id: SearchId, /) -> None:
+        """Delete a saved search.
+
+        Raises: NotFound for an unknown one.
+        """
+        self._run(self._open.delete_search(search_id))
+
     def delete_old_events(self, older_than: Before, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
         return self._run(self._open.delete_old_events(older_than))
@@ -403,19 +443,35 @@ class SyncOperations(ABC):
         return self._run(self._open.preview_redrive(spec))
 
     def start_redrive(
-        self, spec: Spec, /, *, job_id: JobId | None = None, principal: Principal = None
+        self,
+        spec: Spec,
+        /,
+        *,
+        job_id: JobId | None = None,
+        cutoff: Position | None = None,
+        previewed: Position | None = None,
+        principal: Principal = None,
     ) -> RedriveReport:
         """Start a job on what is dead-lettered now, or waits now; later failures and sends never join.
+
+        With the `cutoff` and the number of messages of a preview, the job is on what that showed: what has
+        changed since is skipped, and has an outcome with the reason, too.
 
         Arguments:
             job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
                 nothing. None generates one.
+            cutoff: `cutoff` of the preview; None is the end of the log.
+            previewed: `matched` of the preview; None if there was none.
             principal: who starts it, for the record; a server enters that of the caller's capability.
 
         Raises: IdempotencyConflict when a job with this id has another specification, Saturated when too
             many jobs have not ended.
         """
-        return self._run(self._open.start_redrive(spec, job_id=job_id, principal=principal))
+        return self._run(
+            self._open.start_redrive(
+                spec, job_id=job_id, cutoff=cutoff, previewed=previewed, principal=principal
+            )
+        )
 
     def list_redrives(self) -> list[RedriveReport]:
         """Return the jobs that have not ended and the last 100 that have, newest first."""
@@ -532,6 +588,42 @@ class SyncOperations(ABC):
         Subscriptions are among them, also while they hold nothing.
         """
         return self._run(self._open.list_topics())
+
+    def describe_topic(self, topic: Topic, /) -> TopicReport:
+        """Return the policy, keys, consumers and recent activity of a topic, which need not exist.
+
+        The operation reads the latest 100,000 events of the log; `is_whole` says whether they cover a period.
+        """
+        return self._run(self._open.describe_topic(topic))
+
+    def list_consumers(self) -> list[ConsumerReport]:
+        """Return the consumers of the latest 100,000 events of the log, and those that wait for messages now.
+
+        Consumers that have or wait for messages come first, then the latest receivers; up to 1,000.
+        """
+        return self._run(self._open.list_consumers())
+
+    def report_worker(
+        self, id_: WorkerId, worker: Worker, /, *, ended: bool = False, principal: Principal = None
+    ) -> None:
+        """Tell the owner what a worker is and does; a worker repeats it every 10 s, as long as it runs.
+
+        The owner keeps it in memory: after 30 s without a report, a worker is stale, and after an hour
+        forgotten. Under a capability that is limited to topics, handlers of others are left out.
+
+        Arguments:
+            id_: a UUID of this run of the worker.
+            ended: the run ends, and is forgotten.
+            principal: whose worker it is; a server enters that of the caller's capability.
+        """
+        self._run(self._open.report_worker(id_, worker, ended=ended, principal=principal))
+
+    def list_workers(self) -> list[WorkerReport]:
+        """Return the workers that reported within an hour and have not ended, stale ones last.
+
+        The owner knows them since it opened the mailbox, up to 4,000 of workers and their handlers.
+        """
+        return self._run(self._open.list_workers())
 
     def peek_messages(self, topic: Topic, /, *, limit: Limit = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""

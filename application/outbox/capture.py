@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from postroom.application.cloudevents.message import JSON
+from postroom.application.cloudevents import JSON
 from postroom.application.metrics import (
     BACKLOG_SECONDS,
     Metric,

@@ -222,7 +222,7 @@ def explain_counts(
             problem, advice = _explain_late(each.mailbox, database, is_relayed, store, mailboxes)
         elif each.refused:
             problem = f"its owner refused {pluralize(each.refused, 'message')}"
-            advice = "Read the column error; UPDATE outbox_messages SET error = NULL retries them."
+            advice = "Read the column error, and UPDATE outbox_messages SET error = NULL, or use the console."
         explained.append(RecordedMessages(database, *each, exact, problem, advice))
     return explained
 

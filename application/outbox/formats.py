@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from postroom.application.cloudevents.message import (
+from postroom.application.cloudevents import (
     ATTRIBUTES,
     BYTES,
     JSON,

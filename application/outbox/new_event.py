@@ -44,6 +44,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         attributes: additional headers, up to 16 KiB of names and values.
         publish_at: with a time zone; the event, and later events of its aggregate, wait in the outbox until
             then. None or a time in the past publishes it as soon as possible.
+        event_version: of the form of the payload, from 1.
     """
 
     aggregate_type: str

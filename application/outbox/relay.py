@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from postroom.application.messaging.backlog_monitor import BacklogGauges, backlog_monitor
+from postroom.application.messaging import BacklogGauges, backlog_monitor
 from postroom.application.metrics import Metric, Monitor, Progress, by_event_type, count_label
 from postroom.application.outbox.events import decide_on
 from postroom.application.outbox.formats import EventRoute, FormatName, MessageFormat, PostroomFormat
@@ -137,7 +137,8 @@ class OutboxSettings(msgspec.Struct, frozen=True):
         concurrency: maximum number of aggregates published in parallel.
         poll_ms: poll interval when no hint arrives.
         claim_ms: duration of a claim; publishing stops after two thirds of it, and a publish may take 5 s.
-        max_attempts, backoff_base_ms, backoff_max_ms: see `PublishPolicy`.
+        max_attempts: refusals after which an event is parked.
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff, which has full jitter.
         hints: listen for notifications of new events.
         retention_ms: age at which published events are deleted.
         cleanup_every_ms: interval of cleanups by a relay; 0 leaves them to `postroom outbox cleanup`.
@@ -174,6 +175,8 @@ PARTITIONS_AT_ONCE = 4
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while the database or the target is down."""
 MAX_TYPES = 100
+QUIET_MS, LOST_MS = 2_000, 15_000
+"""Time without an event after which a relay asks for a hint of the next one, and its pause then."""
 IDLE_PAUSE_FACTOR = 4
 """The pause after a poll without events is at least this many times the poll's duration."""
 
@@ -238,11 +241,13 @@ class OutboxRelay:
 
     async def run(self) -> None:
         """Relay events until stopped, through outages of the database and of the target."""
-        failures = 0
+        failures, found_at = 0, self._clock.uptime()
         while not self._stopping.is_set():
             start = self._clock.uptime()
             try:
                 count = await self.relay_once()
+                is_quiet = not count and start - found_at >= QUIET_MS * MS
+                watched_ms = await self._watched_ms() if is_quiet else 0
             except Unavailable as error:
                 failures += 1
                 self.progress.failed()
@@ -252,14 +257,22 @@ class OutboxRelay:
                 continue
             failures = 0
             self.progress.succeeded()
-            if not count:
+            if count:
+                found_at = start
+            else:
                 # Polling is expensive while very many events are held back.
                 poll_duration_ms = (self._clock.uptime() - start) / MS
                 # Relays that poll at different times find events sooner than relays that poll in step.
                 jitter = 0.75 + self._random() / 2
-                await self._pause(
-                    max(self._settings.poll_ms, IDLE_PAUSE_FACTOR * poll_duration_ms) * jitter, hinted=True
-                )
+                pause_ms = max(self._settings.poll_ms, IDLE_PAUSE_FACTOR * poll_duration_ms) * jitter
+                await self._pause(max(pause_ms, watched_ms), hinted=True)
+
+    async def _watched_ms(self) -> float:
+        """Return how long the relay need not poll: hints announce new events, and no other event is due."""
+        if self._hints is None or not self._hints.watch():
+            return 0
+        due = await self._repository.next_retry()
+        return LOST_MS if due is None else min(LOST_MS, (due - self._clock.wall()) / MS)
 
     async def relay_once(self) -> int:
         """Publish one batch from every partition that is not claimed; return the number of events.

@@ -58,6 +58,12 @@ class Hints(Protocol):
     async def wait(self) -> None:
         """Return at the next hint, or at once if there was one since the last call."""
 
+    def watch(self) -> bool:
+        """Return whether a hint of the next record is certain to come; if not, ask for one.
+
+        A hint also comes when it becomes certain, for what was recorded before. The next hint ends the watch.
+        """
+
     async def close(self) -> None:
         """Stop listening; closing twice is fine."""
 
@@ -173,10 +179,16 @@ class EventLogReader(CommitReader, Protocol):
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one message or of the mailbox itself, oldest first."""
 
-    def read_streams(self, streams: Iterable[bytes]) -> Mapping[bytes, Sequence[Record]]:
+    def read_streams(
+        self, streams: Iterable[bytes], positions: int | None = None
+    ) -> Mapping[bytes, Sequence[Record]]:
         """Return the records of streams without envelopes, oldest first; nothing for unknown ones.
 
         Messages that were sent near to each other are read together.
+
+        Arguments:
+            positions: number that is read, at most, to find later events, which are then incomplete; None for
+                no limit.
         """
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:

@@ -213,10 +213,13 @@ class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Request to a handler, with SDS-047's field names (section 12).
 
     Arguments:
+        message_id, event_type, event_version: id, type and version of the event.
+        subject: that it was published on.
         occurred_at: RFC 3339, UTC.
         payload: JSON value; bytes if there is a `content_type`, in JSON as base64.
         attributes: of a CloudEvent; None, and not in the JSON, for messages of other formats.
         content_type: media type of a payload that is not JSON; None, and not in the JSON, of one that is.
+        correlation_id, causation_id: ids of the request, and of the event's cause.
     """
 
     message_id: str

@@ -116,6 +116,9 @@ class OutboxRepository(Protocol):
     async def find_failed(self, limit: int, *, only_parked: bool) -> Sequence[OutboxEvent]:
         """Return events whose publishing failed, oldest first: those to be retried, and those parked."""
 
+    async def next_retry(self) -> int | None:
+        """Return the time (µs UTC) when the next failed or delayed event is due; None without one."""
+
     async def backlog(self) -> Backlog:
         """Count unpublished events (SDS-047 QRY-050)."""
 
@@ -164,6 +167,14 @@ class MessageCount(NamedTuple):
     oldest_at: int | None
 
 
+class RefusedMessage(NamedTuple):
+    """A recorded message that its mailbox refused, and why."""
+
+    id: str
+    topic: str
+    error: str
+
+
 class MessageOutbox(Protocol):
     """Outbox of one mailbox in a database; every adapter passes `tests/conformance/message_outbox.py`.
 
@@ -184,6 +195,16 @@ class MessageOutbox(Protocol):
         self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
     ) -> None:
         """Delete the messages that were sent, and keep the refused ones with their errors."""
+
+    async def find_refused(self, limit: int) -> Sequence[RefusedMessage]:
+        """Return messages that were refused, in the order of recording; of the first `MAX_COUNTED` rows."""
+
+    async def retry(self, ids: Collection[str] | None) -> int:
+        """Have refused messages found again, and return their number.
+
+        Arguments:
+            ids: of messages that `find_refused` returns; None for all of them.
+        """
 
     async def wait(self) -> None:
         """Return when messages may have been recorded since the last `find`; may return without any."""

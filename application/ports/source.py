@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from postroom.domain.envelope.payload import PayloadValidation
+from postroom.domain.envelope.content import PayloadValidation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
 
@@ -39,6 +39,9 @@ class SourceMessage(msgspec.Struct, frozen=True, gc=False):
     """One delivery of a message by a source.
 
     Arguments:
+        subject: subject, topic, queue or stream that it came from.
+        data: its bytes.
+        headers: by name.
         delivered: number of this delivery of the message, counted from 1.
         sequence: position of the message in the source, for people and logs.
         token: identifies this delivery to the source, which settles it by the token.

@@ -13,7 +13,7 @@ from postroom.application.queries.mailbox_past import first_settings
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.mailbox.topic import WaitReason
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
@@ -272,12 +272,12 @@ def _dead_lettering(each: Round) -> str:
     if latest is not None and latest.outcome is not None and latest.outcome.entry == end.entry:
         if end.reason == "max_attempts":
             allowed = latest.outcome.policy.max_attempts if latest.outcome.policy is not None else None
-            last = (
-                f"attempt {latest.attempt} of {allowed}"
-                if allowed is not None
-                else f"attempt {latest.attempt}"
-            )
-            return f"{_ended(latest)}. That was {last}, the last one (max_attempts of the topic). {retained}"
+            last = f"attempt {latest.attempt}, the last one (max_attempts of the topic)"
+            if allowed is not None and latest.attempt > allowed:  # lowered after the attempt before
+                last = f"attempt {latest.attempt}, and max_attempts of the topic was lowered to {allowed}"
+            elif allowed is not None:
+                last = f"attempt {latest.attempt} of {allowed}, the last one (max_attempts of the topic)"
+            return f"{_ended(latest)}. That was {last}. {retained}"
         return f"{_ended(latest)}. {_DEAD_LETTERED[end.reason]} {retained}"
     return f"{_DEAD_LETTERED[end.reason]} {retained}"
 
@@ -381,7 +381,7 @@ def _current_state(history: MessageHistory, now: int, waits_for: Callable[[], st
             )
         return (
             f"It has been a dead letter since {rfc3339(end.entry.at)} and is retained until "
-            f"{rfc3339(end.expires_at)}. {_DEAD_LETTERED[end.reason]} To redrive it: postroom dlq redrive."
+            f"{rfc3339(end.expires_at)}. {_DEAD_LETTERED[end.reason]} It can be redriven."
         )
     latest = current.deliveries[-1] if current.deliveries else None
     if latest is not None and history.is_settled:

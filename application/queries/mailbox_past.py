@@ -11,8 +11,8 @@ from postroom.application.ports.event_log import Clock, EventLogReader
 from postroom.application.query_results import Moment
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import Clock as ClockReading
-from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.events import Clock as ClockReading
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.mailbox.ownership import log_time
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MessageEvent, MessageSent

@@ -16,13 +16,15 @@ from postroom.application.metrics import OTHERS, Metric, counter, gauge
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
-from postroom.application.query_results import Backlog, DlqProfile, Moment, ScheduleReport, SubscriptionReport
+from postroom.application.query_results import Backlog, DlqProfile, Moment
+from postroom.application.reports import LastResult, ScheduleReport, SubscriptionReport
 from postroom.domain.arguments import check_optional_text
 from postroom.domain.errors import BrokenLog, InvalidRequest
-from postroom.domain.mailbox.commands import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
+from postroom.domain.mailbox.events import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
+from postroom.domain.message import DEAD, IN_FLIGHT, READY
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
@@ -295,7 +297,7 @@ class GetBacklog:
         """Return the backlog of one topic or of all, now or as it was at a moment (see `StateAt`)."""
         check_optional_text("topic", topic)
         mailbox, as_of = self._state_at(at)
-        shards = [row for row in count(mailbox, as_of) if topic in (None, row.topic)]
+        shards = count(mailbox, as_of, topic)
         return Backlog(
             mailbox.name,
             mailbox.position,
@@ -358,8 +360,8 @@ def with_problem(report: SubscriptionReport, log: EventLogReader) -> Subscriptio
     return report
 
 
-def report_schedule(schedule: Schedule) -> ScheduleReport:
-    """Return the report of a schedule."""
+def report_schedule(schedule: Schedule, mailbox: Mailbox) -> ScheduleReport:
+    """Return the report of a schedule of a mailbox."""
     spec, next_run = schedule.spec, None
     if not schedule.is_paused:
         # A process that reads may lack cronsim, or know other time zones than the owner.
@@ -386,12 +388,24 @@ def report_schedule(schedule: Schedule) -> ScheduleReport:
         schedule.code_spec is not None and schedule.code_spec != spec,
         rfc3339(schedule.created_at) or "",
         rfc3339(schedule.changed_at) or "",
+        _result_of(schedule, mailbox),
     )
+
+
+_RESULTS: dict[int, LastResult] = {READY: "waiting", IN_FLIGHT: "in_flight", DEAD: "dead"}
+
+
+def _result_of(schedule: Schedule, mailbox: Mailbox) -> LastResult | None:
+    """Return the status of the last message that a schedule sent; see `ScheduleReport.last_result`."""
+    if not schedule.last_message:
+        return None
+    message = mailbox.messages.get(schedule.last_message)
+    return "settled" if message is None else _RESULTS[message.status]
 
 
 def report_schedules(mailbox: Mailbox) -> list[ScheduleReport]:
     """Return the reports of all schedules, sorted by name."""
-    return [report_schedule(each) for _, each in sorted(mailbox.schedules.items())]
+    return [report_schedule(each, mailbox) for _, each in sorted(mailbox.schedules.items())]
 
 
 class ListTopics:

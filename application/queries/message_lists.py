@@ -17,13 +17,15 @@ from postroom.application.ports.read_models import SHOWN_PARKED, ProjectionStatu
 from postroom.application.queries.get_message import message_item
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.queries.measure_mailbox import report_subscription
-from postroom.application.query_results import DeadLetter, Moment, PeekedMessage, SubscriptionReport
+from postroom.application.query_results import DeadLetter, Moment, PeekedMessage
+from postroom.application.reports import SubscriptionReport
 from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text, check_type
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.mailbox.commands import LogTruncated, Receive, Sweep
+from postroom.domain.mailbox.commands import Receive, Sweep
 from postroom.domain.mailbox.counts import TopicSummary, summarize_topics
 from postroom.domain.mailbox.decide import decide, deliverable
+from postroom.domain.mailbox.events import LogTruncated
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import READY, Message, MessageSent, Status

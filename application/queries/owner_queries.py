@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.metrics import Metric
 from postroom.application.page import Page
+from postroom.application.queries.describe_topic import DescribeTopic, count_receivers
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.mailbox_past import StateAt
@@ -29,12 +30,14 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.domain.arguments import check_int, check_text
+from postroom.application.reports import ConsumerReport, TopicReport
+from postroom.application.worker_reports import WorkerRegistry, WorkerReport, WorkerState, check_worker
+from postroom.domain.arguments import check_int, check_optional_text, check_text, check_type
 from postroom.domain.errors import BrokenLog, NotFound
-from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.topic_decisions import SettingsPreview
-from postroom.domain.names import check_topic, message_stream
+from postroom.domain.names import check_topic, check_uuid, message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage, filter_of_mailbox
 from postroom.domain.settings import MailboxSettings, SettingsChanges
@@ -74,6 +77,7 @@ class OwnerQueries:
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self.describe_dead_letters = self._list_dead_letters.describe
         self._list_topics = ListTopics(state_at)
+        self._state_at = state_at
         self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
         self._preview_settings = PreviewSettings(log, engine.now, lambda: engine.mailbox)
@@ -84,8 +88,8 @@ class OwnerQueries:
         return self._engine.mailbox.mode
 
     async def get_settings(self) -> MailboxSettings:
-        """Return the settings; see `Mailbox.get_settings`."""
-        return await self._now(lambda: self._engine.mailbox.settings)
+        """Return the settings but for the saved searches; see `Mailbox.get_settings`."""
+        return await self._now(lambda: self._engine.mailbox.settings.with_searches({}))
 
     async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
         """Return the effects of a change of settings; see `Mailbox.preview_settings`."""
@@ -154,7 +158,45 @@ class OwnerQueries:
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""
-        return await self._now(self._list_topics)
+        topics = await self._now(self._list_topics)
+        count = self._engine.long_polls.count
+        return [replace(each, receivers=n) if (n := count(each.topic)) else each for each in topics]
+
+    async def describe_topic(self, topic: str) -> TopicReport:
+        """Return a topic with what happens in it; see `Mailbox.describe_topic`."""
+        query = self._topic_queries()
+        report = await self._now(query.read_state, topic)
+        return await asyncio.to_thread(query.add_events, report)
+
+    async def list_consumers(self) -> list[ConsumerReport]:
+        """Return the consumers; see `Mailbox.list_consumers`."""
+        receivers = await self._now(self._count_receivers)
+        return await asyncio.to_thread(self._topic_queries().list_consumers, receivers)
+
+    @cached_property
+    def _workers(self) -> WorkerRegistry:
+        return WorkerRegistry(self._engine.now)
+
+    async def report_worker(
+        self, id_: str, worker: WorkerState, *, ended: bool = False, principal: str | None = None
+    ) -> None:
+        """Note a report of a worker; see `Mailbox.report_worker`."""
+        check_uuid("The worker id", id_)
+        state = check_worker(worker)
+        check_type("ended", ended, bool)
+        check_optional_text("principal", principal)
+        await self._now(self._workers.report, id_, state, principal, ended=ended)
+
+    async def list_workers(self) -> list[WorkerReport]:
+        """Return the workers; see `Mailbox.list_workers`."""
+        return await self._now(self._workers.list_workers)
+
+    def _topic_queries(self) -> DescribeTopic:
+        engine = self._engine
+        return DescribeTopic(engine.log, self._state_at, engine.now, self._count_receivers)
+
+    def _count_receivers(self) -> Mapping[tuple[str, str], int]:
+        return count_receivers(self._engine.long_polls.list_receivers())
 
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""

@@ -63,7 +63,8 @@ class PreviewSettings:
         after = change_settings(base, changes)
         oldest = next(iter(mailbox.messages.values()), None)
         last = mailbox.position if oldest is None else oldest.position - 1
-        return SettingsPreview(mailbox.settings, after, effects_on_topics(mailbox, after, self._now())), last
+        effects = effects_on_topics(mailbox, after, self._now())
+        return SettingsPreview(mailbox.settings.with_searches({}), after.with_searches({}), effects), last
 
     def count_removed(self, preview: SettingsPreview, last: int) -> SettingsPreview:
         """Return the preview with the number of records that retention would remove, up to `last`.

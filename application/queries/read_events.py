@@ -13,7 +13,7 @@ from postroom.application.queries.get_message import NEVER
 from postroom.application.queries.mailbox_past import MailboxPast, read_mailbox_past
 from postroom.domain.commit import Commit
 from postroom.domain.errors import Difference
-from postroom.domain.mailbox.commands import MailboxSettingsChanged, TopicPolicySet
+from postroom.domain.mailbox.events import MailboxSettingsChanged, TopicPolicySet
 from postroom.domain.message import Headers, MessageAcked, MessageExpired, MessageSent
 from postroom.domain.names import may_have_id, message_id, message_stream
 from postroom.domain.policy import TopicPolicy

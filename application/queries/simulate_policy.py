@@ -12,7 +12,7 @@ from postroom.application.mailbox.codec import decode_events
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.application.query_results import Moment
-from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken, StoredSettings
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.policy import TopicPolicy
@@ -136,7 +136,12 @@ class Simulation:
         self._more_deliveries = 0
 
     def add(self, history: MessageHistory, end: int) -> None:
-        """Simulate one message until `end` (µs), and add its outcomes."""
+        """Simulate one message until `end` (µs), and add its outcomes.
+
+        Arguments:
+            history: of a message.
+            end: log time of the end of the log, µs since 1970 UTC.
+        """
         observed = observe(history, end)
         best, worst = simulate(history, self._changes, end)
         for totals, outcome in zip(self._totals, (observed, best, worst), strict=True):

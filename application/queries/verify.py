@@ -15,7 +15,7 @@ from postroom.application.queries.verify_index import IndexCheck
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.commands import LogTruncated, MailboxCreated
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MessageSent
@@ -74,6 +74,10 @@ class Verification(msgspec.Struct, frozen=True):
     Stored elsewhere, `last` and `chain` let a later verification detect a log that was rewritten or cut.
 
     Arguments:
+        mailbox: whose log was verified.
+        first, last: positions of the first and the last event.
+        messages: number of messages whose payloads were verified.
+        chain: chain hash of the last commit, in hexadecimal.
         anchors: number of anchors that the log was compared with.
         older_anchors: number of those that are older than its first commit and could not be.
     """
@@ -130,7 +134,7 @@ class VerifyLog:
         """Verify the whole log.
 
         Arguments:
-            expected_last, expected_chain: result of an earlier verification; detects a log that was cut
+            expected_last, expected_chain: position and hash of an earlier one; detect a log that was cut
                 or rewritten since.
             anchors: of this log or of others, which are ignored; they detect the same.
             progress: called with the position, about every 10,000 events.

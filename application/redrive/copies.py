@@ -1,16 +1,19 @@
 """Copies of dead letters by a redrive job, with other topics, headers or payloads, at its pace."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from postroom.application.erasure.protection import MessageEncryption, Unreadable
 from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.messages import rfc3339
 from postroom.application.page import Page, invalid_cursor
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.query_results import Outcome, RedriveMessage
+from postroom.application.queries.get_message import status_name
+from postroom.application.query_results import Outcome
+from postroom.application.reports import RedriveMessage
 from postroom.domain.envelope.headers import extension_bytes, parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
@@ -163,9 +166,12 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def list_messages(
-    log: EventLogReader, job: RedriveJob, outcome: Outcome | None, cursor: str | None, limit: int
+    log: EventLogReader, job: RedriveJob, outcome: Outcome | None, cursor: str | None, limit: int, now: int
 ) -> Page[RedriveMessage]:
     """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
+
+    Arguments:
+        now: log time in µs.
 
     Raises: InvalidRequest for a malformed cursor.
     """
@@ -184,8 +190,12 @@ def list_messages(
             next_cursor = f"{version}.{done - 1}"
             break
         page.append(entry)
-    sent = _first_events(log, page)
-    return Page(tuple(_describe(entry, sent.get(entry.stream)) for entry in page), next_cursor)
+    streams = {each for entry in page for each in (entry.stream, entry.copy) if each is not None}
+    records = log.read_streams(streams)
+    lives = {stream: fold_message(each) for stream, each in records.items()}
+    return Page(
+        tuple(_describe(entry, _sent(records.get(entry.stream)), lives, now) for entry in page), next_cursor
+    )
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
@@ -245,13 +255,17 @@ def _changed(
             yield _Entry(record.version, changed.stream, outcome, None, stream, record.at)
 
 
-def _first_events(log: EventLogReader, page: Iterable[_Entry]) -> dict[bytes, MessageSent]:
-    events = log.replay_first({entry.stream for entry in page})
-    return {event.stream: event for event in events if isinstance(event, MessageSent)}
+def _sent(records: Sequence[Record] | None) -> MessageSent | None:
+    """Return the first event of a message, or None if retention removed it."""
+    first = records[0].event if records else None
+    return first if isinstance(first, MessageSent) else None
 
 
-def _describe(entry: _Entry, sent: MessageSent | None) -> RedriveMessage:
+def _describe(
+    entry: _Entry, sent: MessageSent | None, lives: Mapping[bytes, Message | None], now: int
+) -> RedriveMessage:
     external = None if sent is None else sent.headers.message_id
+    message = lives.get(entry.copy or entry.stream)
     return RedriveMessage(
         message_id(entry.stream, external),
         None if sent is None else sent.topic,
@@ -259,6 +273,7 @@ def _describe(entry: _Entry, sent: MessageSent | None) -> RedriveMessage:
         entry.reason,
         None if entry.copy is None else message_id(entry.copy),
         rfc3339(entry.at) or "",
+        None if message is None else status_name(message, now),
     )
 
 

@@ -7,6 +7,7 @@ from itertools import accumulate, islice
 
 import msgspec
 import uuid_utils
+from blake3 import blake3
 
 from postroom.application.erasure.erase_subject import spec_as_stored
 from postroom.application.mailbox.administer import execute
@@ -14,16 +15,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.mailbox.owner_tasks import RETRY_SECONDS, StepWorker
 from postroom.application.page import Page
-from postroom.application.query_results import (
-    DeadLetter,
-    Outcome,
-    RedriveGroup,
-    RedriveMessage,
-    RedrivePreview,
-    RedriveReport,
-    check_page,
-    report_of,
-)
+from postroom.application.query_results import DeadLetter, Outcome, RedriveGroup, RedrivePreview, check_page
 from postroom.application.redrive.copies import CopyFactory, Pace, list_messages, read_copies
 from postroom.application.redrive.selection import (
     CHUNK,
@@ -34,7 +26,8 @@ from postroom.application.redrive.selection import (
     read_records,
     select,
 )
-from postroom.domain.arguments import check_optional_text, check_type
+from postroom.application.reports import RedriveMessage, RedriveReport, report_of
+from postroom.domain.arguments import check_int, check_optional_text, check_type
 from postroom.domain.errors import InvalidRequest, PostroomError
 from postroom.domain.integrity import fingerprint
 from postroom.domain.mailbox.commands import Sweep
@@ -268,15 +261,18 @@ class RedriveJobs:
         """Return the messages that a job would select now; see `Mailbox.preview_redrive`."""
         spec = await self._as_stored(spec)
         await self._engine.check_ownership()
-        cutoff, matches = await self._select(spec)
+        cutoff = self._engine.mailbox.position
+        matches = await self._select(spec, cutoff)
         samples = matches[:MAX_SAMPLES]
         groups: Counter[tuple[str, str, str]] = Counter()
         errors: dict[tuple[str, str, str], str | None] = {}
+        digest = blake3()
         for number, each in enumerate(matches):
             reason, error = self._reason(spec, each), None if spec.selects_waiting else each.last_error
             key = (each.topic, reason, "" if spec.selects_waiting else fingerprint(reason, error))
             groups[key] += 1
             errors[key] = error
+            digest.update(each.stream + each.last.to_bytes(8))
             if number % CHUNK == 0:
                 await asyncio.sleep(0)  # lets the mailbox run
         return RedrivePreview(
@@ -288,6 +284,7 @@ class RedriveJobs:
                 msgspec.structs.replace(each, reason=self._reason(spec, message))
                 for message, each in zip(samples, self._describe(self._engine.name, samples), strict=True)
             ],
+            digest.hexdigest(16),
         )
 
     def _reason(self, spec: RedriveSpec, message: Message) -> str:
@@ -299,16 +296,28 @@ class RedriveJobs:
         return Status(message.status).name.lower()
 
     async def start_redrive(
-        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
+        self,
+        spec: RedriveSpec,
+        /,
+        *,
+        job_id: str | None = None,
+        cutoff: int | None = None,
+        previewed: int | None = None,
+        principal: str | None = None,
     ) -> RedriveReport:
         """Start a job, and return it; see `Mailbox.start_redrive`."""
         check_optional_text("principal", principal)
+        end = self._engine.mailbox.position
+        cutoff = end if cutoff is None else check_int("cutoff", cutoff, 0, end)
+        before = 0 if previewed is None else check_int("previewed", previewed, 0, cutoff)
         spec = await self._as_stored(spec)
         job = self._new_id().bytes if job_id is None else self._stream(job_id)
         self._engine.check_process()
         if job not in self._engine.mailbox.redrives:
-            cutoff, matches = await self._select(spec)
-            await self._submit(StartRedrive(job, spec, cutoff, len(matches), principal))
+            matches = await self._select(spec, cutoff)
+            # Those of a preview that have changed since are skipped; see `find_changed`.
+            most = max(len(matches), min(before, spec.limit or before))
+            await self._submit(StartRedrive(job, spec, cutoff, most, principal))
         else:  # a repeated request: has no effect, or is refused if it differs
             await self._submit(StartRedrive(job, spec, 0, 0, principal))
         return self._report(job)
@@ -333,7 +342,8 @@ class RedriveJobs:
         await self._engine.check_ownership()
         job = find_job(self._stream(job_id), self._engine.mailbox)
         await self._engine.submit([Sweep()])  # returns when earlier decisions are durable
-        return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit)
+        now = self._engine.now()
+        return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit, now)
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None
@@ -352,15 +362,16 @@ class RedriveJobs:
         protection = self._engine.protection
         return spec if protection is None else await asyncio.to_thread(spec_as_stored, spec, protection)
 
-    async def _select(self, spec: RedriveSpec) -> tuple[int, list[Message]]:
-        """Return the end of the log, and the messages that match, up to the limit of a job."""
-        mailbox = self._engine.mailbox
-        cutoff = mailbox.position
-        candidates = await find_candidates(spec, mailbox, cutoff)
-        messages: list[Message] = []
+    async def _select(self, spec: RedriveSpec, cutoff: int) -> list[Message]:
+        """Return the messages that match, and did so at a cut-off, up to the limit of a job."""
+        candidates = await find_candidates(spec, self._engine.mailbox, cutoff)
+        # By their sends, as those that were sent together are read together.
+        candidates.sort(key=lambda each: each.message.position)
+        matches: list[Candidate] = []
         async for chunk in select(spec, candidates, self._engine.log, cutoff):
-            messages += (each.message for each in chunk)
-        return cutoff, messages[: spec.limit]
+            matches += chunk
+        matches.sort(key=lambda each: each.place)
+        return [each.message for each in matches[: spec.limit]]
 
     async def _submit(self, command: RedriveCommand) -> None:
         try:

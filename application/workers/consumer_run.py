@@ -18,11 +18,13 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import correlate
+from postroom.application.worker_reports import HandlerState
 from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
-from postroom.application.workers.handler import HandlerThread, Handling, LoopWatch, correlation_id_of
-from postroom.application.workers.handler_calls import STOPPED, HandlerCalls
+from postroom.application.workers.handler import HandlerThread, correlation_id_of
+from postroom.application.workers.handler_calls import STOPPED, HandlerCalls, Handling, LoopWatch
+from postroom.application.workers.retry import Settlements
 from postroom.application.workers.sending import current_mailbox
-from postroom.application.workers.settlements import Settlements
+from postroom.domain.arguments import MAX_TEXT_CHARS
 from postroom.domain.errors import Fenced, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
@@ -145,6 +147,13 @@ class ConsumerRun:
     def in_progress(self) -> int:
         """Return the number of messages in progress."""
         return sum(handling is not None for handling in self._slots.values())
+
+    def describe(self) -> HandlerState:
+        """Return what the worker reports of the consumer."""
+        consumer = self._consumer
+        name = consumer.handler.name[:MAX_TEXT_CHARS]
+        counts = self.in_progress, self.handled, self.failed
+        return HandlerState(consumer.topic, name, self._name, consumer.concurrency, *counts)
 
     def find_handling(self, task: "asyncio.Task[Any]") -> Handling | None:
         """Return the message that a task, or its parent, is handling; may be called in any thread."""

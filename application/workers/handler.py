@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
@@ -16,7 +15,7 @@ import msgspec
 import msgspec.inspect
 
 from postroom.application.messages import MessageResult, ReceivedMessage
-from postroom.application.telemetry import logger, summarize
+from postroom.application.telemetry import summarize
 from postroom.domain.errors import InvalidRequest
 
 Handle = Callable[[ReceivedMessage], Awaitable[Any]]
@@ -317,103 +316,6 @@ def make_result(value: object) -> MessageResult | None:
             return MessageResult(value.encode(), "text/plain; charset=utf-8")
     dump = getattr(value, "model_dump_json", None)  # of a model of pydantic
     return MessageResult(msgspec.json.encode(value) if dump is None else dump(by_alias=True).encode(), JSON)
-
-
-CHECK_SECONDS, IDLE_SECONDS = 0.25, 2.0
-"""Interval between two looks at the loop, and the one while no message is handled."""
-CHECKS = 4
-"""Checks in a row that find the loop blocked, before it is logged.
-
-Counted, because after a pause of the process all of its time has elapsed.
-"""
-IDLE_CHECKS = 8
-"""Checks in a row without a message that is handled, after which they become rare."""
-
-
-class Handling(NamedTuple):
-    """A message that a handler is working on.
-
-    Arguments:
-        others: the other messages of its batch, and later messages of its ordered key.
-    """
-
-    handler: str
-    message: ReceivedMessage
-    others: Sequence[ReceivedMessage] = ()
-
-
-class LoopWatch:
-    """Watch over the running event loop for the length of a context, from a thread.
-
-    A task that keeps the loop for longer than a second is logged once, with its handler, topic and message id
-    if it is a handler's, and with the line that it is at.
-
-    Arguments:
-        find: returns the message that a task is handling, if any; called in the thread.
-    """
-
-    def __init__(self, find: "Callable[[asyncio.Task[Any]], Handling | None]") -> None:
-        self._find = find
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, name="postroom-watch", daemon=True)
-        self._woken = threading.Event()
-        self._is_over = False
-        self._beats = 0
-        self._handlings = 0
-        self.is_idle = False
-        """Whether checks are rare, until the next message."""
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        self._woken.set()
-
-    def note(self) -> None:
-        """Note that a message is handled."""
-        self._handlings += 1
-        if self.is_idle:
-            self.is_idle = False
-            self._woken.set()
-
-    def _beat(self) -> None:
-        self._beats += 1
-
-    def _watch(self) -> None:
-        silent, idle, asked, handlings = 0, 0, -1, -1
-        while not self._is_over:
-            task = asyncio.current_task(self._loop)
-            if task is None:
-                silent, asked = 0, -1
-            elif asked == self._beats:
-                silent += 1
-                if silent == CHECKS:
-                    self._log(task)
-            else:  # ask for a turn of the loop
-                silent, asked = 0, self._beats
-                with suppress(RuntimeError):  # of a loop that is closed
-                    self._loop.call_soon_threadsafe(self._beat)
-            idle = idle + 1 if task is None and handlings == self._handlings else 0
-            handlings = self._handlings
-            self.is_idle = idle >= IDLE_CHECKS
-            if handlings != self._handlings:  # `note` saw the former value
-                self.is_idle, idle = False, 0
-            self._woken.wait(IDLE_SECONDS if self.is_idle else CHECK_SECONDS)
-            self._woken.clear()
-
-    def _log(self, task: "asyncio.Task[Any]") -> None:
-        handling = self._find(task)
-        frame = sys._current_frames().get(self._loop_thread)
-        logger().warning(
-            "worker.loop_blocked",
-            handler=None if handling is None else handling.handler,
-            topic=None if handling is None else handling.message.topic,
-            message_id=None if handling is None else handling.message.message_id,
-            task=task.get_name(),
-            at=None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}",
-        )
 
 
 def correlation_id_of(message: ReceivedMessage) -> str:

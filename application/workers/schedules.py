@@ -23,6 +23,9 @@ class Interval(NamedTuple):
 def every(interval: Duration) -> Interval:
     """Return an interval for `Worker.schedule`, from one second on, which counts from when it is first set.
 
+    Arguments:
+        interval: text such as `30s`, or a timedelta.
+
     Raises: InvalidRequest for a duration that is malformed or out of range.
     """
     return Interval(read_duration("interval", interval, MIN_INTERVAL_MS, MAX_DURATION_MS))

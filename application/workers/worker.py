@@ -1,8 +1,11 @@
 """`Worker`: registration of handlers by topic, independent of any mailbox, and their run."""
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from socket import gethostname
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +16,9 @@ from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.workers.consumer import Consumer, Topics, prepare
 from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, Once, pause_after
-from postroom.application.workers.handler import Handling, LoopWatch, Middleware, make_handler
+from postroom.application.workers.handler import Middleware, make_handler
+from postroom.application.workers.handler_calls import Handling, LoopWatch
+from postroom.application.workers.reporting import reporting, worker_metrics
 from postroom.application.workers.retry import Duration, Retry, read_duration
 from postroom.application.workers.schedules import (
     Interval,
@@ -22,7 +27,7 @@ from postroom.application.workers.schedules import (
     register_schedules,
 )
 from postroom.application.workers.sending import Sender
-from postroom.domain.arguments import check_int, check_items, check_text, check_type
+from postroom.domain.arguments import MAX_TEXT_CHARS, check_int, check_items, check_text, check_type
 from postroom.domain.errors import (
     Fenced,
     InvalidRequest,
@@ -35,35 +40,6 @@ from postroom.domain.policy import MAX_DURATION_MS, MAX_VISIBILITY_MS, MIN_VISIB
 from postroom.domain.schedule import Missed, ScheduleSpec, check_schedule_name
 from postroom.domain.subscription import SubscriptionFilter, check_filter
 
-
-def worker_metrics(runs: Sequence[ConsumerRun]) -> list[Metric]:
-    """Return the metrics of the consumers of a worker, by the topics or patterns of their registration."""
-    return [
-        Metric(
-            "postroom_worker_jobs",
-            "counter",
-            "Messages handled, by consumer and outcome.",
-            [
-                ({"consumer": run.topic, "outcome": outcome}, number)
-                for run in runs
-                for outcome, number in (("handled", run.handled), ("failed", run.failed))
-            ],
-        ),
-        Metric(
-            "postroom_worker_inflight",
-            "gauge",
-            "Messages in progress.",
-            [({"consumer": run.topic}, run.in_progress) for run in runs],
-        ),
-        Metric(
-            "postroom_worker_job_seconds",
-            "histogram",
-            "Duration of the calls of the handlers.",
-            [({"consumer": run.topic}, run.seconds) for run in runs],
-        ),
-    ]
-
-
 MAX_CONCURRENCY = 10_000
 WILDCARDS = "*?["
 _WILDCARD = re.compile(r"\*|\?|\[!?[^\]]+\]")
@@ -74,7 +50,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):
-    """Numbers of deliveries that were acked, and that failed."""
+    """Numbers of deliveries that were acked, and that failed.
+
+    Arguments:
+        handled, failed: deliveries whose handler returned, and those whose handler raised or took too long.
+    """
 
     handled: int = 0
     failed: int = 0
@@ -91,10 +71,14 @@ class Worker(Sender):
     Arguments:
         name: shown as the consumer of its deliveries.
         middlewares: functions that take a handler and return one, the outermost first.
+        version: of its code, which `list_workers` shows.
     """
 
-    def __init__(self, name: str = "worker", *, middlewares: Sequence[Middleware] = ()) -> None:
+    def __init__(
+        self, name: str = "worker", *, middlewares: Sequence[Middleware] = (), version: str = ""
+    ) -> None:
         self.name = check_text("name", name, 1)
+        self.version = check_text("version", version)
         self._middlewares = _check_middlewares(middlewares)
         self._consumers: dict[str, Consumer] = {}
         self._schedules: dict[str, ScheduleSpec] = {}
@@ -276,19 +260,21 @@ class Worker(Sender):
             for each in self._consumers.values()
         ]
         self._runs = runs
+        shown = nullcontext() if once else reporting(mailbox, self.name, self.version, runs)
         running = asyncio.create_task(self._run_all(mailbox, runs, self._stop))
         stopping = asyncio.create_task(self._stop.wait())
         try:
-            with watch:
-                try:
-                    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-                    for each in runs:
-                        each.stop()
-                    await asyncio.wait([running], timeout=stop_ms / 1_000)
-                finally:
-                    for each in runs:
-                        each.abort()
-                    await asyncio.wait([running], timeout=ABORT_SECONDS)
+            async with shown:
+                with watch:
+                    try:
+                        await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+                        for each in runs:
+                            each.stop()
+                        await asyncio.wait([running], timeout=stop_ms / 1_000)
+                    finally:
+                        for each in runs:
+                            each.abort()
+                        await asyncio.wait([running], timeout=ABORT_SECONDS)
             if running.done():
                 running.result()
             else:
@@ -299,7 +285,9 @@ class Worker(Sender):
         return WorkerCounts(sum(each.handled for each in runs), sum(each.failed for each in runs))
 
     def _name_of(self, consumer: Consumer) -> str:
-        return f"{self.name}/{consumer.handler.name}"[:255]
+        """Return the name of a consumer, as `list_consumers` shows it."""
+        process = f"@{gethostname()}:{os.getpid()}"
+        return f"{self.name}/{consumer.handler.name}"[: MAX_TEXT_CHARS - len(process)] + process
 
     async def run_once(self, mailbox: Mailbox) -> WorkerCounts:
         """Handle the messages that are ready, and those that handlers send, until none is ready.

@@ -4,8 +4,9 @@ Both run once per message and are optimized for it: what messages have in common
 opened envelope decodes each header on access.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -80,6 +81,15 @@ class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
         if not attrs:
             return b"".join(parts)
         return b"".join([*parts, *[_entry(_EXTENSION, name, attrs[name]) for name in sorted(attrs)]])
+
+    def build_all(self, message_ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
+        """Return the envelopes of messages without attributes; see `build`."""
+        metadata, contexts = self.metadata, self.contexts
+        ids = [each.encode() for each in message_ids]
+        prefixes = [_metadata_prefix(len(each), len(metadata)) for each in ids]
+        sizes = map(_payload_prefix, map(len, payloads))
+        parts = zip(prefixes, ids, repeat(metadata), sizes, payloads, repeat(contexts))
+        return list(map(b"".join, parts))
 
 
 class EnvelopeHeaders(NamedTuple):

@@ -29,6 +29,19 @@ class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
     """A stored envelope and its headers (RFC-037 `MailboxItem`).
 
     A header that is missing from the envelope is None. `timestamp` is in ms since 1970, UTC.
+
+    Arguments:
+        message_id: of the message.
+        timestamp: when it was published, ms since 1970 UTC.
+        topic: to which it was sent.
+        content_type, schema_url, schema_version: media type and schema of the payload.
+        encryption: algorithm, for a payload that its publisher has encrypted.
+        correlation_id: shared by all messages of one request.
+        principal: publisher.
+        namespace: of its envelope.
+        trace_id, span_id: of the trace, in hexadecimal.
+        custom_headers: attributes, by name.
+        envelope_blob: bytes of the PrismEnvelope, which has the payload.
     """
 
     message_id: str

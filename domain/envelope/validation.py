@@ -47,7 +47,12 @@ _WARNINGS = frozenset({ProblemKind.UNSUPPORTED_VERSION, ProblemKind.MISSING_TIME
 
 
 class EnvelopeProblem(msgspec.Struct, frozen=True):
-    """A problem of an envelope, in one sentence."""
+    """A problem of an envelope, in one sentence.
+
+    Arguments:
+        kind: for programs.
+        message: for people.
+    """
 
     kind: ProblemKind
     message: str

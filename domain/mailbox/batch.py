@@ -8,10 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
+from msgspec.structs import astuple
+
+from postroom.domain.commit import EventColumns
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
-from postroom.domain.mailbox.decide import sent
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.key_ring import FairShard
 from postroom.domain.mailbox.keyed_shard import KeyedShard
@@ -30,10 +32,10 @@ from postroom.domain.message import (
     MessageReceived,
     MessageSent,
     Status,
-    evolve_all,
-    new_message,
+    ack_all,
+    new_messages,
+    receive_all,
 )
-from postroom.domain.message_decisions import receive
 from postroom.domain.policy import check_visibility
 from postroom.domain.record import Event
 
@@ -55,8 +57,8 @@ def decide_batch(commands: Sequence[Command], mailbox: Mailbox, now: int) -> Seq
 
 def decide_receives(
     commands: Sequence[Receive], mailbox: Mailbox, now: int
-) -> list[list[MessageReceived]] | None:
-    """Return the events of each of several receives of a topic; None if they must be decided one by one.
+) -> tuple[EventColumns, list[int]] | None:
+    """Return the events of several receives of a topic; None if they must be decided one by one.
 
     A topic with one shard and without limits gives each receive what the one before it left.
 
@@ -64,6 +66,7 @@ def decide_receives(
         commands: all of the same topics.
         now: log time, µs.
 
+    Returns: `MessageReceived` events, and how many of them each receive gets.
     Raises: InvalidRequest for a visibility timeout out of range.
     """
     limits, policy = mailbox.limits, mailbox.policy(commands[0].topics[0])
@@ -86,179 +89,231 @@ def decide_receives(
     ):
         return None
     messages = topic.ready(now)
-    message, events = next(messages, None), []
+    message = next(messages, None)
+    received: list[Message] = []
+    counts: list[int] = []
+    dues: list[int] = []
+    consumers: list[tuple[str | None, str | None, str | None]] = []
     for command in commands:
-        visibility_ms, size = policy.visibility_ms, 0
-        received: list[MessageReceived] = []
+        visibility_ms, size, before = policy.visibility_ms, 0, len(received)
         if command.visibility_ms is not None:
             visibility_ms = check_visibility(command.visibility_ms)
-        consumer, principal, capability = command.consumer, command.principal, command.capability
-        while message is not None and len(received) < command.max_messages:
+        end, max_bytes = before + command.max_messages, command.max_bytes
+        while message is not None and len(received) < end:
             if message.expires_at > now:  # the next sweep dead-letters the others
-                if size and size + message.size > command.max_bytes:
+                if size and size + message.size > max_bytes:
                     break
                 size += message.size or 1
-                received.append(
-                    receive(message, visibility_ms, consumer, now, principal=principal, capability=capability)
-                )
+                received.append(message)
             message = next(messages, None)
-        events.append(received)
-    return events
+        count = len(received) - before
+        counts.append(count)
+        dues += [now + visibility_ms * MS] * count
+        consumers += [(command.consumer, command.principal, command.capability)] * count
+    columns: tuple[Sequence[Any], ...] = (
+        [each.stream for each in received],
+        [each.version + 1 for each in received],
+        [now] * len(received),
+        [each.attempt + 1 for each in received],
+        dues,
+        *(zip(*consumers, strict=True) if received else ([], [], [])),
+    )
+    return EventColumns(MessageReceived, columns), counts
 
 
 def is_batch(events: Sequence[Event]) -> bool:
     """Return whether events are of one type that is applied together."""
+    if isinstance(events, EventColumns):
+        return events.type in _EVOLVE
     return type(events[0]) in _EVOLVE and len(set(map(type, events))) == 1
 
 
 def evolve_batch(mailbox: Mailbox, events: Sequence[Event]) -> None:
     """Apply events of one type and of one time to the mailbox, in place; see `evolve` and `is_batch`."""
-    if not _EVOLVE[type(events[0])](mailbox, events):
+    if not isinstance(events, EventColumns):
+        events = EventColumns.of(events)
+    if not _EVOLVE[events.type](mailbox, events):
         for event in events:
             evolve(mailbox, event)
         return
     mailbox.position += len(events)
-    mailbox.at = events[0].at
+    mailbox.at = events.columns[2][0]
 
 
 def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> Sequence[Event] | None:
-    """Decide sends of new messages to one topic that has room for all of them."""
-    topic = mailbox.topics.get(commands[0].topic)
+    """Decide sends of new messages to one topic that has room for all of them; see `sent`."""
+    topic, count = mailbox.topics.get(commands[0].topic), len(commands)
     if topic is None or mailbox.mode == "archive" or topic.name in mailbox.subscriptions:
         return None
     is_encrypting = bool(mailbox.settings.subject_policies)
     if is_encrypting and any(is_in_the_clear(topic.name, each.headers, mailbox) for each in commands):
         return None
-    name, policy, frame_bytes = topic.name, topic.policy, mailbox.limits.frame_bytes
+    policy = topic.policy
     if policy.subscriptions_only:
         return None
-    shards = topic.shard_count
-    retention_ms, unkeyed = policy.ready_retention_ms, shard_of(name, shards)
-    until = now + retention_ms * MS  # one number for all messages
-    events = []
-    for command in commands:
-        if (
-            command.topic != name
-            or command.existing_hash is not None
-            or command.deliver_after_ms
-            or len(command.envelope) > frame_bytes
-        ):
+    columns = zip(*map(astuple, commands), strict=True)
+    streams, topics, sizes, payload_hashes, hash_chains, headers, envelopes, idem_keys, *rest = columns
+    sticky_keys, delays, ttls, _, existing, priorities, _, unique_keys, _ = rest
+    if (
+        topics.count(topic.name) < count
+        or existing.count(None) < count
+        or any(delays)
+        or max(map(len, envelopes)) > mailbox.limits.frame_bytes
+        or len(set(streams)) < count
+        or not mailbox.messages.keys().isdisjoint(streams)
+    ):
+        return None
+    if unique_keys.count(None) < count:
+        unique = [each for each in unique_keys if each is not None]
+        if len(set(unique)) < len(unique) or not topic.unique.keys().isdisjoint(unique):
             return None
-        key, ttl_ms = command.sticky_key, command.ttl_ms
-        shard = shard_of(key, shards) if key else unkeyed
-        expires_at = until if ttl_ms is None or ttl_ms > retention_ms else now + ttl_ms * MS
-        events.append(sent(command, shard, now, expires_at, now))
-    streams = [event.stream for event in events]
-    if len(set(streams)) < len(streams) or not mailbox.messages.keys().isdisjoint(streams):
-        return None
-    unique = [event.unique_key for event in events if event.unique_key is not None]
-    if unique and (len(set(unique)) < len(unique) or not topic.unique.keys().isdisjoint(unique)):
-        return None
-    keys = [event.idem_key for event in events if event.idem_key is not None]
-    if keys and not topic.window.has_room_for(keys, policy.replay_capacity):
-        return None
-    for number, count in Counter([event.shard for event in events]).items():
+    if idem_keys.count(None) < count:
+        keys = [each for each in idem_keys if each is not None]
+        if not topic.window.has_room_for(keys, policy.replay_capacity):
+            return None
+    shard_count, retention_ms = topic.shard_count, policy.ready_retention_ms
+    shards = [shard_of(topic.name, shard_count)] * count
+    if sticky_keys.count(None) < count:
+        shards = [shard_of(key, shard_count) if key else shards[0] for key in sticky_keys]
+    for number, added in Counter(shards).items():
         queue = topic.shards.get(number)
-        size = 0 if queue is None else queue.size
-        if size + count > policy.shard_capacity:
+        if added + (0 if queue is None else queue.size) > policy.shard_capacity:
             return None
-    return [*events, *fan_out(events, mailbox, now)] if mailbox.subscriptions_of(name) else events
+    expires_at = [now + retention_ms * MS] * count
+    if ttls.count(None) < count:
+        expires_at = [expires_at[0] if ttl is None else now + min(ttl, retention_ms) * MS for ttl in ttls]
+    times = [now] * count
+    events = EventColumns(
+        MessageSent,
+        (
+            streams,
+            [1] * count,
+            times,
+            topics,
+            shards,
+            times,
+            expires_at,
+            sizes,
+            idem_keys,
+            payload_hashes,
+            hash_chains,
+            headers,
+            envelopes,
+            priorities,
+            sticky_keys,
+            unique_keys,
+            [None] * count,
+        ),
+    )
+    if not mailbox.subscriptions_of(topic.name):
+        return events
+    sent = cast("list[MessageSent]", list(events))
+    return [*sent, *fan_out(sent, mailbox, now)]
 
 
-def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAcked] | None:
+def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> EventColumns | None:
     """Decide acks without results of messages that are in flight under their receipts."""
-    messages, events = mailbox.messages, []
+    find, count = mailbox.messages.get, len(commands)
+    messages = [
+        message
+        for command in commands
+        if (message := find((receipt := command.receipt).message)) is not None
+        and message.status == IN_FLIGHT
+        and message.delivery == receipt.delivery
+        and message.epoch == receipt.epoch
+        and command.result is None
+    ]
+    streams = [each.stream for each in messages]
+    if len(set(streams)) < count:
+        return None
     acked: dict[tuple[str, str], int] = {}
-    for command in commands:
-        receipt = command.receipt
-        message = messages.get(receipt.message)
-        if (
-            message is None
-            or message.status != IN_FLIGHT
-            or message.delivery != receipt.delivery
-            or message.epoch != receipt.epoch
-            or command.result is not None
-        ):
-            return None
+    for message in messages:
         if message.sticky_key is not None and mailbox.topics[message.topic].policy.ordered_keys:
             key = message.topic, message.sticky_key
             in_flight, before = mailbox.topics[message.topic].in_flight_of(message), acked.get(key, 0)
             if before == len(in_flight) or in_flight[before] is not message:
                 return None
             acked[key] = before + 1
-        events.append(MessageAcked(message.stream, message.version + 1, now, message.attempt))
-    return events if len({event.stream for event in events}) == len(events) else None
+    versions = [each.version + 1 for each in messages]
+    attempts, none = [each.attempt for each in messages], [None] * count
+    return EventColumns(MessageAcked, (streams, versions, [now] * count, attempts, none, none))
 
 
-def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
+def _sent(mailbox: Mailbox, events: EventColumns) -> bool:
     """Apply sends to topics that exist, of messages that may be delivered at once."""
-    at, topics = events[0].at, mailbox.topics
-    if any(event.due is None or event.due > at or event.topic not in topics for event in events):
+    streams, _, times, names, shards, dues, _, _, keys, payload_hashes, *_ = events.columns
+    at, topics, count = times[0], mailbox.topics, len(events)
+    if None in dues or max(dues) > at or not topics.keys() >= (changed := set(names)):
         return False
-    entries: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
-    for event in events:
-        if event.idem_key is not None:
-            entries[event.topic][event.idem_key] = ReplayEntry(event.stream, event.payload_hash, at)
-    unkeyed = [event.idem_key for event in events].count(None)
-    if sum(map(len, entries.values())) + unkeyed < len(events):
-        return False  # a key occurs twice
-    for name, some in entries.items():
-        topics[name].window.add_all(some, at, topics[name].policy.replay_window_ms * MS)
-    messages = list(map(new_message, events, range(mailbox.position + 1, mailbox.position + len(events) + 1)))
-    mailbox.messages.update(zip([message.stream for message in messages], messages, strict=True))
-    for message in messages:
-        if message.unique_key is not None:
-            topics[message.topic].unique[message.unique_key] = message
-    by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
-    for name in {message.topic for message in messages}:
+    unkeyed = keys.count(None)
+    if unkeyed < count:
+        entries: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
+        for name, key, stream, payload_hash in zip(names, keys, streams, payload_hashes, strict=True):
+            if key is not None:
+                entries[name][key] = ReplayEntry(stream, payload_hash, at)
+        if sum(map(len, entries.values())) + unkeyed < count:
+            return False  # a key occurs twice
+        for name, some in entries.items():
+            topics[name].window.add_all(some, at, topics[name].policy.replay_window_ms * MS)
+    messages = new_messages(events, mailbox.position + 1)
+    mailbox.messages.update(zip(streams, messages, strict=True))
+    unique_keys = events.column("unique_key")
+    if unique_keys.count(None) < count:
+        for message in messages:
+            if message.unique_key is not None:
+                topics[message.topic].unique[message.unique_key] = message
+    for name in changed:
         topics[name].shards_in_use = topics[name].shard_count
-        mailbox.changed_topics.add(name)
-    for (name, number), group in groupby(messages, _shard_of):
-        if topics[name].ring is None:
-            by_shard[name, number] += group
-        else:  # keys join the ring in the order of their messages, whatever their shards
-            topics[name].shard(number).enqueue_new(list(group), at)
-    for (name, number), queued in by_shard.items():
-        topics[name].shard(number).enqueue_new(queued, at)
+    mailbox.changed_topics |= changed
+    if len(changed) == 1 and shards.count(shards[0]) == count:
+        topics[names[0]].shard(shards[0]).enqueue_new(messages, at)
+    else:
+        by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
+        for (name, number), group in groupby(messages, _shard_of):
+            if topics[name].ring is None:
+                by_shard[name, number] += group
+            else:  # keys join the ring in the order of their messages, whatever their shards
+                topics[name].shard(number).enqueue_new(list(group), at)
+        for (name, number), queued in by_shard.items():
+            topics[name].shard(number).enqueue_new(queued, at)
     mailbox.set_timers(messages)
     return True
 
 
-def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
+def _received(mailbox: Mailbox, events: EventColumns) -> bool:
     """Apply deliveries."""
     messages = _messages_of(events, mailbox, READY)
     if messages is None:
         return False
-    for (name, number), group in groupby(messages, _shard_of):
-        topic, some = mailbox.topics[name], list(group)
-        mailbox.changed_topics.add(name)
-        shard = topic.shards[number]
+    for topic, number, some in _by_shard(messages, mailbox):
+        shard, at = topic.shards[number], events.columns[2][0]
         if isinstance(shard, (KeyedShard, FairShard)):
-            shard.deliver_all(some)
+            for message in some:
+                shard.deliver(message)
+                if topic.ring is not None:  # a turn depends on what its key has left after each delivery
+                    topic.end_turns((message,), at)
         else:
             shard.dequeue_all(some)
             shard.in_flight += len(some)
-        if topic.ring is not None or topic.policy.rate or topic.shared is not None:
-            topic.end_turns(some, events[0].at)
+        if topic.ring is None and (topic.policy.rate or topic.shared is not None):
+            topic.end_turns(some, at)
     mailbox.in_flight += len(events)
-    evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
+    receive_all(messages, events, mailbox.position + 1, mailbox.epoch)
     mailbox.set_timers(messages)
     return True
 
 
-def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
+def _acked(mailbox: Mailbox, events: EventColumns) -> bool:
     """Apply acks of messages in flight."""
     messages, changes = _messages_of(events, mailbox, IN_FLIGHT), mailbox.changes
     if messages is None:
         return False
-    evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
+    ack_all(messages, events, mailbox.position + 1)
     for message in messages:
         del mailbox.messages[message.stream]
         if message.position <= changes.through:
             changes.settle(message.stream)
-    for (name, number), group in groupby(messages, _shard_of):
-        topic, some = mailbox.topics[name], list(group)
-        mailbox.changed_topics.add(name)
+    for topic, number, some in _by_shard(messages, mailbox):
         shard = topic.shards[number]
         if topic.shared is not None:
             topic.shared.in_flight -= len(some)
@@ -268,19 +323,32 @@ def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
                 if message.unique_key is not None:
                     del unique[message.unique_key]
         if isinstance(shard, (KeyedShard, FairShard)):
-            shard.end_deliveries(some, events[0].at)
+            shard.end_deliveries(some, events.columns[2][0])
         else:
             shard.in_flight -= len(some)
     mailbox.in_flight -= len(events)
     return True
 
 
-def _messages_of(events: Sequence[Event], mailbox: Mailbox, status: Status) -> list[Message] | None:
+def _messages_of(events: EventColumns, mailbox: Mailbox, status: Status) -> list[Message] | None:
     """Return the message of each event; None unless they are distinct and all have the status."""
-    messages = [m for event in events if (m := mailbox.messages.get(event.stream)) is not None]
-    statuses = [message.status for message in messages]
-    is_usual = statuses.count(status) == len(events) == len({event.stream for event in events})
-    return messages if is_usual else None
+    streams = events.columns[0]
+    messages = [m for m in map(mailbox.messages.get, streams) if m is not None and m.status == status]
+    return messages if len(messages) == len(streams) == len(set(streams)) else None
+
+
+def _by_shard(
+    messages: Sequence[Message], mailbox: Mailbox
+) -> Iterator[tuple[Topic, int, Sequence[Message]]]:
+    """Yield consecutive messages of the same shard with their topic, and mark the topic as changed."""
+    names = {message.topic for message in messages}
+    mailbox.changed_topics |= names
+    topic = mailbox.topics[messages[0].topic]
+    if len(names) == len(topic.shards) == 1:
+        yield topic, messages[0].shard, messages
+        return
+    for (name, number), group in groupby(messages, _shard_of):
+        yield mailbox.topics[name], number, list(group)
 
 
 _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event] | None]] = {Send: _send, Ack: _ack}
@@ -322,12 +390,14 @@ class Collector:
     Arguments:
         rewritten: what last changed at or before this moment is collected, too, so that the parts before are
             not needed any more. `EVER` collects all.
+        notes_unsettled: whether to note the streams of all unsettled messages; only with `EVER`. A set of a
+            million takes 25 ms of CPU in one step each time it grows, and to free it takes as long.
     """
 
-    def __init__(self, mailbox: Mailbox, rewritten: Moment = NEVER) -> None:
+    def __init__(self, mailbox: Mailbox, rewritten: Moment = NEVER, *, notes_unsettled: bool = False) -> None:
         self._mailbox = mailbox
-        self.is_whole = rewritten == EVER
-        if self.is_whole:
+        self.notes_unsettled = notes_unsettled
+        if rewritten == EVER:
             mailbox.changes.take(mailbox.position)
             for topic in mailbox.topics.values():
                 topic.window.forget_uncollected()
@@ -335,7 +405,7 @@ class Collector:
         self._encoded: list[bytes] = []
         self.items = 0
         self.unsettled: set[bytes] = set()
-        """Streams of the messages that it has, if it collects all."""
+        """Streams of the messages that it has, if it notes them."""
 
     def step(self, chunks: int) -> bool:
         """Collect up to `chunks` chunks; return whether nothing is left that changed."""
@@ -345,7 +415,7 @@ class Collector:
                 return True
             if chunk.items:
                 self.items += chunk.items
-                if self.is_whole:
+                if self.notes_unsettled:
                     self.unsettled.difference_update(chunk.settled)
                     self.unsettled.update([message.stream for message in chunk.messages])
                 self._encoded.append(encode_chunk(chunk))

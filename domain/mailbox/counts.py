@@ -1,6 +1,8 @@
-"""Counts of a mailbox's messages, by shard and by topic."""
+"""Counts of a mailbox's messages, by shard, by topic and by key."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -10,7 +12,7 @@ from postroom.domain.message import DEAD, READY
 from postroom.domain.policy import TopicPolicy
 
 
-class TopicCount(msgspec.Struct, frozen=True):
+class TopicCount(msgspec.Struct, frozen=True, gc=False):
     """Number of messages of a shard by status (svc-mailbox I-10)."""
 
     topic: str
@@ -22,18 +24,24 @@ class TopicCount(msgspec.Struct, frozen=True):
     oldest_at: int | None
 
 
-def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
+def count(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCount]:
     """Return the message counts and the oldest send time of each shard at `now` (µs).
 
     Queues know their counts, so a million messages that wait take no longer than a few. Beside topics with
     priorities, ordered or fair keys, messages are counted one by one.
+
+    Arguments:
+        name: only of this topic.
     """
     rows: dict[tuple[str, int], list[int]] = {}
     oldest: dict[tuple[str, int], int] = {}
-    for topic in mailbox.topics.values():
+    one = None if name is None else mailbox.topics.get(name)
+    if name is not None and one is None:
+        return []
+    for topic in mailbox.topics.values() if one is None else (one,):
         for number, shard in topic.shards.items():
             if not isinstance(shard, Shard):
-                return count_each(mailbox, now)
+                return count_each(mailbox, now, name)
             if shard.size:
                 key = topic.name, number
                 ready, delayed, first = shard.count_waiting(now)
@@ -43,16 +51,20 @@ def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
         for message in topic.dead.values():
             rows.setdefault((topic.name, message.shard), [0, 0, 0, 0])[DEAD] += 1
     for message in mailbox.in_flight_messages() if mailbox.in_flight else ():
+        if name is not None and message.topic != name:
+            continue
         key = message.topic, message.shard
         oldest[key] = min(message.sent_at, oldest.get(key, message.sent_at))
     return _counts(rows, oldest)
 
 
-def count_each(mailbox: Mailbox, now: int) -> list[TopicCount]:
+def count_each(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCount]:
     """Return what `count` does, by a look at each message."""
     rows: dict[tuple[str, int], list[int]] = {}
     oldest: dict[tuple[str, int], int] = {}
     for message in mailbox.messages.values():  # maybe a million
+        if name is not None and message.topic != name:
+            continue
         key = (message.topic, message.shard)
         row = rows.get(key)
         if row is None:
@@ -75,7 +87,7 @@ def _counts(
     ]
 
 
-class TopicSummary(msgspec.Struct, frozen=True):
+class TopicSummary(msgspec.Struct, frozen=True, gc=False):
     """A topic of a mailbox with its policy and the number of its messages by status.
 
     Arguments:
@@ -85,6 +97,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
         shards_in_use: number of shards that its messages are spread among, if its policy's number waits until
             there are none; None if it does not wait.
         held_keys: number of ordered keys whose messages wait for a dead letter to be redriven or removed.
+        receivers: number of receives that wait for its messages now; 0 unless the owner answers.
     """
 
     topic: str
@@ -98,6 +111,7 @@ class TopicSummary(msgspec.Struct, frozen=True):
     dead_letterings: Mapping[str, int]
     shards_in_use: int | None = None
     held_keys: int = 0
+    receivers: int = 0
 
 
 def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
@@ -105,22 +119,80 @@ def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
     shards: dict[str, list[TopicCount]] = {name: [] for name in sorted(mailbox.topic_names())}
     for row in count(mailbox, now):
         shards[row.topic].append(row)
-    summaries = []
-    for name, rows in shards.items():
-        topic = mailbox.topics.get(name)
-        summaries.append(
-            TopicSummary(
-                name,
-                name in mailbox.paused_topics,
-                mailbox.own_policy(name),
-                sum(row.ready for row in rows),
-                sum(row.in_flight for row in rows),
-                sum(row.delayed for row in rows),
-                sum(row.dead for row in rows),
-                min((row.oldest_at for row in rows if row.oldest_at is not None), default=None),
-                {} if topic is None else dict(topic.dead_letterings),
-                None if topic is None or topic.shard_count == topic.policy.shards else topic.shard_count,
-                0 if topic is None else topic.held_keys,
-            )
-        )
-    return summaries
+    return [_summarize(mailbox, name, rows) for name, rows in shards.items()]
+
+
+def summarize_topic(mailbox: Mailbox, name: str, now: int) -> TopicSummary:
+    """Return one topic, which need not exist; see `summarize_topics`."""
+    return _summarize(mailbox, name, count(mailbox, now, name))
+
+
+def _summarize(mailbox: Mailbox, name: str, rows: Sequence[TopicCount]) -> TopicSummary:
+    topic = mailbox.topics.get(name)
+    ready = in_flight = delayed = dead = 0
+    oldest: int | None = None
+    for row in rows:  # ten thousand topics are summarized for a page
+        ready += row.ready
+        in_flight += row.in_flight
+        delayed += row.delayed
+        dead += row.dead
+        if row.oldest_at is not None and (oldest is None or row.oldest_at < oldest):
+            oldest = row.oldest_at
+    return TopicSummary(
+        name,
+        name in mailbox.paused_topics,
+        mailbox.own_policy(name),
+        ready,
+        in_flight,
+        delayed,
+        dead,
+        oldest,
+        {} if topic is None else dict(topic.dead_letterings),
+        None if topic is None or topic.shard_count == topic.policy.shards else topic.shard_count,
+        topic.held_keys if topic is not None and topic.dead else 0,  # dead letters hold keys
+    )
+
+
+class KeyCount(msgspec.Struct, frozen=True):
+    """A sticky key of a topic with ordered or fair keys.
+
+    Arguments:
+        waiting: number of its messages that are ready, or wait for earlier ones of the key.
+        in_flight: number of its messages in flight.
+        is_held: whether its messages wait for a dead letter to be redriven or removed.
+        is_limited: whether its messages wait for a limit of the key.
+    """
+
+    key: str
+    waiting: int
+    in_flight: int
+    is_held: bool
+    is_limited: bool
+
+
+MAX_KEYS = 100_000
+"""Maximum number of keys in a report, held keys first."""
+
+
+def count_keys(mailbox: Mailbox, name: str, limit: int) -> list[KeyCount]:
+    """Return the keys of a topic that are held, and then those with the most messages.
+
+    Arguments:
+        limit: maximum number of keys.
+    """
+    topic = mailbox.topics.get(name)
+    if topic is None or not (topic.policy.ordered_keys or topic.policy.fair_keys):
+        return []
+    held, limited = topic.keys_held, topic.keys_at_limit
+    waiting = Counter(dict.fromkeys(islice(held, MAX_KEYS), 0))
+    for key, number in islice(topic.count_keys(), MAX_KEYS):
+        waiting[key] += number
+    streams = {each.stream: each for each in mailbox.in_flight_messages() if each.topic == name}
+    in_flight = Counter(each.sticky_key for each in streams.values() if each.sticky_key is not None)
+    counts = (
+        KeyCount(key, waiting[key], in_flight[key], key in held, key in limited)
+        for key in waiting.keys() | in_flight.keys()
+    )
+    return sorted(counts, key=lambda each: (not each.is_held, -each.waiting - each.in_flight, each.key))[
+        :limit
+    ]

@@ -16,6 +16,7 @@ from postroom.domain.mailbox.commands import (
     Ack,
     Cancel,
     Command,
+    DeleteSearch,
     Erase,
     Extend,
     Nack,
@@ -26,6 +27,7 @@ from postroom.domain.mailbox.commands import (
     Reschedule,
     Resume,
     RunSchedule,
+    SaveSearch,
     ScheduleCommand,
     Send,
     SetPolicy,
@@ -42,10 +44,12 @@ from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.mailbox.subscription_decisions import decide_subscription, fan_out, refuse_send
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import (
+    delete_search,
     find_topic,
     is_in_the_clear,
     pause,
     resume,
+    save_search,
     set_policy,
     set_settings,
 )
@@ -477,6 +481,8 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Reschedule: _reschedule,
     SetPolicy: set_policy,
     SetSettings: set_settings,
+    SaveSearch: save_search,
+    DeleteSearch: delete_search,
     Pause: pause,
     Resume: resume,
     Sweep: _sweep,

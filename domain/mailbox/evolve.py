@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from postroom.domain.mailbox.commands import (
+from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
     MailboxSettingsChanged,

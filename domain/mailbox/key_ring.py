@@ -3,8 +3,8 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -277,6 +277,17 @@ class KeyRing:
         """Return how many messages of a key may be delivered before the next key's at `now` (µs)."""
         return min(self.allowed(key, now), self._weights.get(key, 1) - self._served.get(key, 0))
 
+    @property
+    def keys_at_limit(self) -> Collection[Key]:
+        """Return the keys whose ready messages wait for a limit of the key."""
+        return self._blocked.keys()
+
+    def count_keys(self) -> Iterator[tuple[str, int]]:
+        """Yield the keys with the number of their messages that are ready."""
+        for key, waiting in chain(self._ready.items(), self._blocked.items()):
+            if key is not None:
+                yield key, len(waiting) if isinstance(waiting, list) else waiting.size
+
     def is_at_limit(self, key: Key, now: int) -> bool:
         """Return whether a limit allows no delivery of a key at `now` (µs)."""
         return self.allowed(key, now) <= 0
@@ -378,11 +389,6 @@ class FairShard:
         """Remove a waiting message, which is in flight from now on."""
         self.dequeue(message)
         self.in_flight += 1
-
-    def deliver_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages, which are in flight from now on."""
-        for message in messages:
-            self.deliver(message)
 
     def restore_in_flight(self, message: Message) -> None:
         """Count a message in flight that does not wait."""

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from postroom.domain.errors import Fenced, ImplausibleClock, InvalidRequest, WrongMode
-from postroom.domain.mailbox.commands import (
+from postroom.domain.mailbox.commands import TakeOwnership, Truncate
+from postroom.domain.mailbox.events import (
     Clock,
     LogTruncated,
     MailboxCreated,
     MailboxSettingsChanged,
     OwnershipTaken,
-    TakeOwnership,
-    Truncate,
 )
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import IN_FLIGHT, MS

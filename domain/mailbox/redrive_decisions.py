@@ -170,8 +170,8 @@ def _skip_reason(
     if job.spec.selects_waiting:
         if message.status == DEAD:
             return "dead"
-        if message.status == IN_FLIGHT and job.spec.action == "reschedule":
-            return "in_flight"
+        if not job.spec.covers_status(message.status):
+            return "in_flight" if message.status == IN_FLIGHT else "ready"
         if isinstance(copy, str):
             return copy
     elif not is_dead(message):

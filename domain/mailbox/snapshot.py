@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
-from postroom.domain.mailbox.commands import Clock, MailboxMode, StoredSettings
+from postroom.domain.mailbox.events import Clock, MailboxMode, StoredSettings
 from postroom.domain.mailbox.key_ring import TokenBucket
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox

@@ -9,12 +9,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from blake3 import blake3
+from msgspec.structs import replace
 
-from postroom.domain.mailbox.commands import (
-    Clock,
-    MailboxMode,
-    StoredSettings,
-)
+from postroom.domain.mailbox.events import Clock, MailboxMode, StoredSettings
 from postroom.domain.mailbox.key_ring import SharedLimits
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import Topic
@@ -25,10 +22,11 @@ from postroom.domain.message import (
     READY,
     Message,
 )
+from postroom.domain.names import is_glob
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.schedule import Schedule
-from postroom.domain.settings import is_glob, resolve_policy, sections_of, shared_limits_of
+from postroom.domain.settings import resolve_policy, sections_of, shared_limits_of
 from postroom.domain.subscription import Subscription
 
 _EXPIRING = (READY, DEAD)
@@ -339,6 +337,11 @@ class Mailbox:
         """Apply settings from log time `at` (µs) on."""
         before, self.stored_settings = self.stored_settings, stored
         self.settings, self.limits = stored.settings, stored.settings.limits
+        searches = self.settings.searches
+        if searches != before.settings.searches and stored == before._replace(
+            settings=replace(before.settings, searches=searches)
+        ):
+            return  # which say nothing about topics
         self._policies.clear()
         for topic in self.topics.values():
             topic.share(None, at)

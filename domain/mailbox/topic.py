@@ -3,7 +3,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from heapq import merge
@@ -12,8 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, SharedLimits, TokenBucket
-from postroom.domain.mailbox.keyed_shard import MAX_STALE, KeyedShard
-from postroom.domain.mailbox.priority_shard import PriorityShard, by_ready_time
+from postroom.domain.mailbox.keyed_shard import MAX_STALE, KeyedShard, PriorityShard, by_ready_time
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
 from postroom.domain.policy import MAX_COUNT, TopicPolicy
@@ -355,7 +354,27 @@ class Topic:
     @property
     def held_keys(self) -> int:
         """Return how many keys are held by dead letters."""
-        return sum(len(shard.held_keys) for shard in self.shards.values() if isinstance(shard, KeyedShard))
+        return sum(map(len, self._held_by_shard()))
+
+    @property
+    def keys_held(self) -> set[str]:
+        """Return the keys that are held by dead letters."""
+        return set().union(*self._held_by_shard())
+
+    @property
+    def keys_at_limit(self) -> Collection[str | None]:
+        """Return the fair keys whose ready messages wait for a limit of the key."""
+        return () if self.ring is None else self.ring.keys_at_limit
+
+    def count_keys(self) -> Iterator[tuple[str, int]]:
+        """Yield ordered or fair keys with numbers of their messages that wait, which add up."""
+        if not self.policy.ordered_keys:
+            return iter(()) if self.ring is None else self.ring.count_keys()
+        shards = (each for each in self.shards.values() if isinstance(each, KeyedShard))
+        return chain.from_iterable(each.count_keys() for each in shards)
+
+    def _held_by_shard(self) -> Iterator[Collection[str]]:
+        return (each.held_keys for each in self.shards.values() if isinstance(each, KeyedShard))
 
     def ready(self, now: int, offset: int = 0) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs); remove none.

@@ -1,27 +1,20 @@
-"""Decisions about topics: settings, policies, and whether their messages are delivered."""
+"""Decisions about settings: of the mailbox, of topics, whether these are delivered, and saved searches."""
 
 from collections.abc import Collection, Iterator
 from typing import Literal
 
 import msgspec
 
-from postroom.domain.errors import NotFound, Saturated
-from postroom.domain.mailbox.commands import (
-    MailboxSettingsChanged,
-    Pause,
-    Resume,
-    SetPolicy,
-    SetSettings,
-    TopicPaused,
-    TopicPolicySet,
-    TopicResumed,
-)
+from postroom.domain.errors import IdempotencyConflict, NotFound, Saturated
+from postroom.domain.mailbox.commands import DeleteSearch, Pause, Resume, SaveSearch, SetPolicy, SetSettings
+from postroom.domain.mailbox.events import MailboxSettingsChanged, TopicPaused, TopicPolicySet, TopicResumed
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, MS, Headers
-from postroom.domain.names import describe_choices, mailbox_stream
+from postroom.domain.names import describe_choices, is_glob, mailbox_stream
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy
-from postroom.domain.settings import MailboxSettings, change_settings, is_glob, resolve_policy
+from postroom.domain.saved_search import MAX_SEARCHES, SavedSearch, Searches, search_id
+from postroom.domain.settings import MailboxSettings, change_settings, resolve_policy
 from postroom.domain.subject import find_policy, is_encrypted
 
 
@@ -46,11 +39,42 @@ def set_settings(command: SetSettings, mailbox: Mailbox, now: int) -> list[Mailb
 
 
 def base_of(settings: MailboxSettings, *, replace: bool) -> MailboxSettings:
-    """Return the settings to be changed; a replacement keeps labels, and the sections of their topics."""
+    """Return the settings to be changed; a replacement keeps searches, labels, and sections with labels."""
     if not replace:
         return settings
     topics = {name: settings.topics[name] for name in settings.labels if name in settings.topics}
-    return MailboxSettings(topics=topics, labels=settings.labels)
+    return MailboxSettings(topics=topics, labels=settings.labels, searches=settings.searches)
+
+
+def save_search(command: SaveSearch, mailbox: Mailbox, now: int) -> list[MailboxSettingsChanged]:
+    """Save a search; no event if it is saved with this query."""
+    id_, searches = search_id(command.name, command.query), mailbox.settings.saved_searches
+    former = searches.get(id_)
+    if former is not None and former.query == command.query:
+        return []
+    if former is not None and not command.replace:
+        raise IdempotencyConflict(
+            f"There is a search {command.name!r} with another query; replace it, or use another name."
+        )
+    if former is None and len(searches) >= MAX_SEARCHES:
+        raise Saturated(
+            f"Mailbox {mailbox.name} has its limit of {MAX_SEARCHES} saved searches; delete one of them.",
+            SATURATED_RETRY_MS,
+        )
+    saved = SavedSearch(command.name, command.query, command.principal, now)
+    return [_searches_changed(mailbox, now, {**searches, id_: saved})]
+
+
+def delete_search(command: DeleteSearch, mailbox: Mailbox, now: int) -> list[MailboxSettingsChanged]:
+    """Delete a saved search."""
+    searches = dict(mailbox.settings.saved_searches)
+    if searches.pop(command.search_id, None) is None:
+        raise NotFound(f"Mailbox {mailbox.name} has no saved search {command.search_id}.")
+    return [_searches_changed(mailbox, now, searches)]
+
+
+def _searches_changed(mailbox: Mailbox, now: int, searches: Searches) -> MailboxSettingsChanged:
+    return MailboxSettingsChanged(*_next_event(mailbox, now), mailbox.settings.with_searches(searches))
 
 
 def set_policy(command: SetPolicy, mailbox: Mailbox, now: int) -> list[TopicPolicySet]:

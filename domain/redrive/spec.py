@@ -15,7 +15,7 @@ from postroom.domain.arguments import (
 from postroom.domain.envelope.headers import extension_bytes
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import fingerprint
-from postroom.domain.message import DEAD, IN_FLIGHT, READY, REPLACED, Message
+from postroom.domain.message import DEAD, IN_FLIGHT, READY, REPLACED, Message, Status
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import MAX_DURATION_MS
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, topic_matches
@@ -76,6 +76,8 @@ def _depth(members: _Members) -> int:
     return 1 + max((_depth(each) for value in members.values() if (each := _members(value))), default=0)
 
 
+WaitingStatus = Literal["ready", "in_flight"]
+"""Status of messages that wait; those that are delayed are ready."""
 Action = Literal["redrive", "archive", "purge", "cancel", "reschedule"]
 SkipReason = Literal[
     "settled",
@@ -88,6 +90,7 @@ SkipReason = Literal[
     "too_large",
     "dead",
     "in_flight",
+    "ready",
     "expires_first",
 ]
 """Why a job left a message that matched as it is.
@@ -96,8 +99,9 @@ SkipReason = Literal[
     redriven and dead-lettered again. replaced: another job sent a copy of it. key_taken: another message in
     the queue has its unique key. Of jobs that send copies: unreadable: its stored bytes can't be read.
     not_an_object: its payload is no JSON object. too_large: the copy would exceed a frame. Of jobs on waiting
-    messages: dead: it became a dead letter. in_flight: it was delivered before it was rescheduled.
-    expires_first: its time to live ends before it would be due.
+    messages: dead: it became a dead letter. in_flight: it was delivered before it was rescheduled, or
+    cancelled by a job on ready messages alone. ready: it was returned to its queue before it was cancelled by
+    a job on messages in flight alone. expires_first: its time to live ends before it would be due.
 """
 
 MAX_RATE = 1_000_000
@@ -122,6 +126,8 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             those that are ready or delayed may be delivered.
         topics: names or globs; one must match.
         keys: sticky keys; the message must have one of them.
+        statuses: of messages that wait, `ready`, which those are that are delayed, or `in_flight`; empty for
+            all that the action changes.
         reasons: of dead letters, such as `max_attempts`.
         fingerprints: of the errors of dead letters, 16 hex digits each.
         message_ids: only these messages, up to 1,000.
@@ -172,6 +178,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     keys: tuple[str, ...] = ()
     at: int | None = None
     note: str | None = None
+    statuses: tuple[WaitingStatus, ...] = ()
 
     def validate(self) -> "RedriveSpec":
         """Return this specification.
@@ -229,6 +236,12 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidRequest(
                     f"Redrive {name} is of action {action}; leave it out of action {self.action}."
                 )
+        if self.statuses and not self.selects_waiting:
+            raise InvalidRequest(
+                f"Redrive statuses are of messages that wait; leave them out of action {self.action}."
+            )
+        if self.action == "reschedule" and "in_flight" in self.statuses:
+            raise InvalidRequest("Messages in flight can't be rescheduled; leave out the status in_flight.")
         check_optional_text("Redrive note", self.note)
         if self.at is not None:
             check_int("Redrive at", self.at, 0, MAX_INT // MS)
@@ -294,6 +307,17 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         return message.position if self.selects_waiting else message.last
 
+    def covers_status(self, status: Status) -> bool:
+        """Return whether the action changes messages that wait with a status.
+
+        Arguments:
+            status: `ready`, which delayed messages have, too, or `in_flight`; others do not wait.
+        """
+        statuses = self.statuses or ("ready", "in_flight")
+        if status == IN_FLIGHT:
+            return self.action == "cancel" and "in_flight" in statuses
+        return status == READY and "ready" in statuses
+
     def covers_state(self, message: Message) -> bool:
         """Return whether a message has the status that the action needs, and meets the criteria of its state.
 
@@ -302,7 +326,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.keys and message.sticky_key not in self.keys:
             return False
         if self.selects_waiting:
-            return message.status == READY or (self.action == "cancel" and message.status == IN_FLIGHT)
+            return self.covers_status(message.status)
         at = message.changed_at
         return (
             message.status == DEAD

@@ -14,8 +14,7 @@ import polars as pl
 
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import FoldResult
-from postroom.projections.incremental.batch import Batch
-from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.incremental import Batch, Cursor, Head, Step, Version
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.projection import Projection
 

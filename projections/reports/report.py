@@ -31,6 +31,7 @@ class Chart(NamedTuple):
     """A chart of a report's rows.
 
     Arguments:
+        title: shown above it.
         value: column of the figures.
         by: column with a series for each value.
         merge: how rows with the same `x` and `by` are merged.
@@ -126,6 +127,7 @@ class Report:
     """A report on the events of a store.
 
     Arguments:
+        name, title: of the command and of the page.
         sql: the query.
         reads: columns of `postroom_events` that it reads.
         events: types of the events that it reads; empty for all.

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from postroom.domain.errors import BrokenLog, NotFound
-from postroom.projections.incremental.cursors import Cursor, find_difference
+from postroom.projections.incremental import Cursor, find_difference
 from postroom.projections.log_checks import heads_at
 from postroom.projections.log_reader import POSITIONS_PER_READ, Bucket, LogReader, Range, pack
 from postroom.projections.spark.options import WHOLE_LOG, LogSelection, Offset, position_of

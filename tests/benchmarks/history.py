@@ -13,7 +13,7 @@ from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
-from postroom.domain.policy import MailboxLimits
+from postroom.domain.settings import SettingsChanges
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.options import PRINCIPALS, TOPICS, Database
 from tests.benchmarks.search import measure_search, measure_sizes
@@ -150,8 +150,7 @@ def _measure_retention(figures: Figures, folder: Path, _: int) -> None:
             messages = generated(0, RETENTION_LIVES)
             with Stopwatch() as living:
                 await live(postroom, messages)
-        short = MailboxLimits(history_retention_ms=1)
-        async with open_mailbox(str(store), default_policy=POLICY, limits=short) as postroom:
+            await postroom.set_settings(SettingsChanges(limits={"history_retention_ms": 1}))
             with Stopwatch() as deleting:
                 removed = await postroom.retention.enforce_age()
         return deleting.seconds * 100_000 / removed, deleting.seconds / living.seconds

@@ -14,7 +14,7 @@ from time import process_time
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.messages import NewMessage
 from tests.benchmarks.figures import Figures
-from tests.benchmarks.long_log import SETTLED_TOPICS, build_long_log
+from tests.benchmarks.long_log import SETTLED_TOPICS, SHARES, build_long_log
 from tests.benchmarks.options import Options
 from tests.benchmarks.throughput import LIMITS, POLICY
 
@@ -231,7 +231,8 @@ def _measure_store(figures: Figures, folder: Path, messages: int) -> None:
     async def main() -> dict[str, tuple[list[float], list[float]]]:
         costs: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in OPERATIONS}
         async with _open(folder / "empty.db") as few, _open(folder / "long.db") as many:
-            await _send(few, SETTLED_TOPICS[0], range(BATCH))
+            for topic in (*SETTLED_TOPICS, *SHARES):  # a backlog lists the topics of both
+                await _send(few, topic, range(1))
             for _ in range(figures.runs):
                 for name, (times, operation) in OPERATIONS.items():
                     for postroom, cost in zip((few, many), costs[name], strict=True):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.compose import OwnedMailbox, is_database, open_mailbox
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import CALLERS, LIMITS, POLICY, TOPIC, new_messages
@@ -136,14 +136,15 @@ async def open_postroom(url: str, **policy: Any) -> AsyncIterator[OwnedMailbox]:
     """
     from postroom.adapters.compose.maintenance import migrate_store
 
-    migrate_store(url)
+    if is_database(url):
+        migrate_store(url)
     settings = msgspec.structs.replace(POLICY, **policy)
     async with open_mailbox(url, default_policy=settings, limits=LIMITS) as mailbox:
         yield mailbox
 
 
 @asynccontextmanager
-async def _open_postroom(url: str) -> AsyncIterator[Queue]:
+async def open_postroom_queue(url: str) -> AsyncIterator[Queue]:
     async with open_postroom(url) as postroom:
         yield _Postroom(postroom)
 
@@ -209,10 +210,11 @@ async def _send_rate(_url: str, queue: Queue) -> float:
     return MESSAGES / sending.seconds
 
 
-async def _life_rate(_url: str, queue: Queue) -> float:
+async def life_rate(_url: str, queue: Queue, messages: int = MESSAGES) -> float:
+    """Return messages a second that are sent while others are received and settled."""
     with Stopwatch() as living:
-        await asyncio.gather(_send(queue, MESSAGES), _settle(queue, MESSAGES))
-    return MESSAGES / living.seconds
+        await asyncio.gather(_send(queue, messages), _settle(queue, messages))
+    return messages / living.seconds
 
 
 async def _rates(url: str, queue: Queue) -> tuple[float, float, list[float], list[float]]:
@@ -276,7 +278,7 @@ def is_installed(figures: Figures, *packages: str) -> bool:
 
 
 def _systems(figures: Figures) -> dict[str, OpenQueue]:
-    systems: dict[str, OpenQueue] = {"postgres": _open_postroom}
+    systems: dict[str, OpenQueue] = {"postgres": open_postroom_queue}
     if is_installed(figures, "pgmq", "asyncpg"):
         systems |= {"pgmq": _open_pgmq, "pgmq.client": _open_pgmq_client}
     return systems
@@ -301,7 +303,7 @@ def _measure_stores(figures: Figures, folder: Path, _: int) -> None:
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(figures.runs):
         for name, open_queue in systems.items():
-            for stage, rate in (("send", _send_rate), ("lives", _life_rate)):
+            for stage, rate in (("send", _send_rate), ("lives", life_rate)):
                 if figures.wants(f"{name}.{stage}.{BATCH}") or figures.wants(f"postgres.{stage}.{BATCH}"):
                     rates.setdefault((stage, name), []).append(_in_database(folder, open_queue, rate))
     for stage, name in sorted(rates, key=lambda key: key[::-1], reverse=True):

@@ -22,7 +22,7 @@ from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.maintenance import migrate_store
 from postroom.adapters.compose.store import open_store
 from postroom.application.messages import NewMessage
-from postroom.application.query_results import RedriveReport
+from postroom.application.reports import RedriveReport
 from postroom.application.threads import background_task
 from postroom.domain.message import (
     REPLACED,

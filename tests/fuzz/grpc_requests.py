@@ -78,7 +78,7 @@ class _Calls(MailboxCalls):
         service = stopping_service(mailbox)
         self._service = MailboxService(service)
         context: Any = _Context()
-        self._call = Call(context, await service.open_session(None), lambda: service.open_session(None))
+        self._call = Call(context, {}, await service.open_session(None), lambda: service.open_session(None))
 
 
 opened = _Calls.opened

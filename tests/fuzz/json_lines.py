@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from postroom.adapters.http_client import client
+from postroom.adapters import http_client
 from postroom.application.ingest.file_import import (
     RecordMapping,
     TopicTemplate,
@@ -41,7 +41,7 @@ _ANSWERS = (
     query_contract.ReadDetail,
     ProblemBrief,
     *(
-        client.answer_of(OPERATIONS[name])
+        http_client.answer_of(OPERATIONS[name])
         for name in ("list_dead_letters", "peek_messages", "get_topic_policy")
     ),
 )
@@ -87,9 +87,9 @@ def check(data: bytes) -> None:
     with suppress(InvalidRequest):
         time_us(data.decode("utf-8", "replace"))
     with suppress(PostroomError, msgspec.DecodeError, ValueError):
-        for delivery in client.read_line(data):
+        for delivery in http_client.read_line(data):
             assert msgspec.msgpack.decode(msgspec.msgpack.encode(delivery), type=type(delivery)) == delivery
             DeliveredMessage(delivery).to_json()
     for kind in _ANSWERS:
         with suppress(msgspec.DecodeError):
-            client.read_answer(data, kind)
+            http_client.read_answer(data, kind)

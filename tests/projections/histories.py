@@ -23,8 +23,8 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.commands import MailboxMode
 from postroom.domain.mailbox.counts import TopicCount, count
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules

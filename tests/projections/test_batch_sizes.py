@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.projections.incremental.cursors import (
+from postroom.projections.incremental import (
     INITIAL_EVENTS,
     MAX_BYTES,
     MIN_EVENTS,

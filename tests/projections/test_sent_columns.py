@@ -19,7 +19,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.commands import TopicPaused
+from postroom.domain.mailbox.events import TopicPaused
 from postroom.domain.message import Headers
 from postroom.domain.names import message_id
 from postroom.domain.record import Event

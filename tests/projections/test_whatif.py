@@ -11,7 +11,7 @@ from postroom.adapters.compose.reports import make_report, whatif_report, write_
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.queries.simulate_policy import Comparison, Figures, Simulation
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_grid import policy_grid

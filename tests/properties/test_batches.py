@@ -7,24 +7,16 @@ import msgspec
 from hypothesis import given, target
 from hypothesis import strategies as st
 
+from postroom.application.mailbox.codec import make_commit
 from postroom.application.mailbox.stored_snapshots import encode_part
+from postroom.domain.commit import GENESIS, Commit, EventColumns, EventParts, each_event
 from postroom.domain.errors import Rejected
 from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.batch import EVER, Collector, decide_batch, evolve_batch, is_batch
-from postroom.domain.mailbox.commands import (
-    Ack,
-    Command,
-    MailboxCreated,
-    MailboxMode,
-    Nack,
-    OwnershipTaken,
-    Receive,
-    Send,
-    Sweep,
-    TopicPolicySet,
-)
+from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.counts import count, count_each
 from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, Headers, Receipt
@@ -152,6 +144,11 @@ def decide_each(commands: Sequence[Command], mailbox: Mailbox, now: int) -> tupl
     return events, each_caused_one
 
 
+def commit_of(parts: EventParts) -> Commit:
+    count = len(list(each_event(parts)))
+    return make_commit(parts, list(range(count)), first=1, epoch=1, previous=GENESIS)
+
+
 def state_of(mailbox: Mailbox, now: int) -> tuple[object, ...]:
     """Return all that a mailbox answers from; the snapshot ends what was collected for the next one."""
     ready = {
@@ -213,6 +210,10 @@ def test_a_batch_has_the_effect_of_its_commands_one_by_one(
         if together is not None:
             assert each_caused_one
             assert list(together) == events
+            assert isinstance(together, EventColumns)
+            commit, half = commit_of(events), len(events) // 2
+            assert commit_of([together]) == commit
+            assert commit_of([*events[:half], together[half:]]) == commit
             batches += 1
         if events and is_batch(events):
             evolve_batch(other, events)

@@ -9,7 +9,7 @@ from cloudevents.core.v1.event import CloudEvent as SdkEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.cloudevents.message import (
+from postroom.application.cloudevents import (
     AMQP,
     ATTRIBUTES,
     KAFKA,

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -13,11 +14,19 @@ import typer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from postroom import Worker
 from postroom.adapters.cli import main
 
 NEEDS_SERVERS = {"demo", "bench", "ingest", "outbox", "inbox", "streams", "rebuild", "follow", "roll-back"}
 OPERANDS = {"topic": "orders", "receipts": "r.x", "message_id": "m", "file": "-", "format_": "json"}
 ODD = ["", "0", "-1", "9" * 25, "9" * 12 + "d", "nan", "\udcff", "x" * 3_000, "0001-01-01", "[", "a=b", "-"]
+
+
+worker = Worker()
+
+
+@worker.consumer("orders")
+def handle(message: bytes) -> None: ...
 
 
 def parameters(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
@@ -55,12 +64,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *line: str) -> tuple[object, str, str]:
     """Run a command in this process; return its exit code, and what it wrote to stdout and stderr."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err = io.StringIO()
-    monkeypatch.setattr(sys, "argv", ["postroom", *line])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-        main.main()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main.invoke(line)
     out.flush()
-    return end.value.code, out.buffer.getvalue().decode(), err.getvalue()
+    return code, out.buffer.getvalue().decode(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +120,13 @@ def test_an_empty_mailbox_is_refused(store: Path, monkeypatch: pytest.MonkeyPatc
 
     assert (code, out) == (2, "")
     assert "--mailbox" in json.loads(err)["message"]
+
+
+@pytest.mark.parametrize(
+    ("app", "code"), [("nothing:worker", 2), ("tests.properties.test_command_arguments:worker", 0)]
+)
+def test_a_worker_command_leaves_the_process_of_the_program_that_runs_it_alone(
+    store: Path, monkeypatch: pytest.MonkeyPatch, app: str, code: int
+) -> None:
+    assert run(monkeypatch, "work", app, "--once")[0] == code
+    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]

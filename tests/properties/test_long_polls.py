@@ -15,9 +15,7 @@ from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
-    MailboxCreated,
     Nack,
-    OwnershipTaken,
     Pause,
     Receive,
     Redrive,
@@ -26,6 +24,7 @@ from postroom.domain.mailbox.commands import (
     Sweep,
 )
 from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, Receipt

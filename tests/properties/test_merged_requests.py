@@ -12,19 +12,21 @@ from hypothesis import Phase, given, settings, target
 from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.mailbox import group_decider
+from postroom.application.mailbox import codec, command_enricher, group_decider, groups
+from postroom.application.mailbox.command_enricher import CACHE_BYTES
 from postroom.application.mailbox.command_queue import arrange
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.groups import Request
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.event_log import Answer, Head
+from postroom.domain.commit import EventColumns, by_column
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox import batch
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Pause, Receive, Resume, Send
-from postroom.domain.message import Receipt
+from postroom.domain.message import ACKED, Message, Receipt, new_messages, receive_all
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges
-from tests.properties.test_batches import sends
+from tests.properties.test_batches import send, sends, state_of
 from tests.support.clocks import ManualClock
 
 LIMITS = MailboxLimits(frame_bytes=40, in_flight_ceiling=4)
@@ -37,6 +39,7 @@ POLICIES = (
     TopicPolicy(shards=2, visibility_ms=250),
     TopicPolicy(ordered_keys=True, visibility_ms=250),
     TopicPolicy(fair_keys=True, visibility_ms=250),
+    TopicPolicy(fair_keys=True, key_weights={"x": 2}, visibility_ms=250),
     TopicPolicy(max_in_flight=3, visibility_ms=250),
 )
 
@@ -49,6 +52,16 @@ class Settle:
     is_ack: bool = True
 
 
+@pytest.fixture(scope="module", autouse=True)
+def messages_are_intact() -> Iterator[None]:
+    """Generated messages have no hashes, by which those that are read from the log are verified."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command_enricher, "is_intact", lambda record: True)
+        yield
+
+
+CACHES = (CACHE_BYTES, 1)
+"""Sizes of the cache of messages: the second keeps one, and the others are read from the log."""
 RequestStep = tuple[Send, ...] | Receive | Settle | Pause | Resume
 SOME_SENDS = st.lists(sends(st.integers(0, 5)), min_size=1, max_size=3).map(tuple)
 RECEIVES = st.builds(
@@ -79,10 +92,10 @@ GROUPS = st.lists(
 class _World:
     """A mailbox that decides its requests together, or one by one."""
 
-    def __init__(self, policy: TopicPolicy, *, is_merging: bool) -> None:
+    def __init__(self, policy: TopicPolicy, *, is_merging: bool, cache_bytes: int) -> None:
         self.clock = ManualClock()
         self.log = MemoryEventLog("acme@one")
-        self.engine = MailboxEngine(self.log, self.clock, is_merging=is_merging)
+        self.engine = MailboxEngine(self.log, self.clock, is_merging=is_merging, cache_bytes=cache_bytes)
         self._settings = SettingsChanges.of(LIMITS, policy)
 
     async def open(self) -> None:
@@ -100,6 +113,9 @@ class _World:
     def head(self) -> Head | None:
         return self.log.head()
 
+    def state(self) -> object:
+        return state_of(self.engine.state.mailbox, self.engine.now())
+
 
 def _outcome(answers: "asyncio.Future[list[Answer]]") -> list[Answer] | PostroomError:
     error = answers.exception()
@@ -111,9 +127,12 @@ def _shown(answer: Any) -> object:
     return (type(answer), str(answer)) if isinstance(answer, PostroomError) else answer
 
 
-async def compare(groups: Sequence[tuple[int, Sequence[RequestStep]]], policy: TopicPolicy) -> int:
+async def compare(
+    groups: Sequence[tuple[int, Sequence[RequestStep]]], policy: TopicPolicy, cache_bytes: int = CACHE_BYTES
+) -> int:
     """Compare a mailbox that merges requests with one that does not; return how many runs it merged."""
-    merging, other = _World(policy, is_merging=True), _World(policy, is_merging=False)
+    merging = _World(policy, is_merging=True, cache_bytes=cache_bytes)
+    other = _World(policy, is_merging=False, cache_bytes=CACHE_BYTES)
     await merging.open()
     await other.open()
     receipts: list[Receipt] = []
@@ -133,6 +152,7 @@ async def compare(groups: Sequence[tuple[int, Sequence[RequestStep]]], policy: T
         for place, answers in zip(order, one_by_one, strict=True):
             assert _all_shown(together[place]) == _all_shown(answers)
         assert merging.head() == other.head()
+        assert merging.state() == other.state()
         for each in together:
             if isinstance(each, list):
                 deliveries = [item for answer in each if isinstance(answer, list) for item in answer]
@@ -164,11 +184,25 @@ def _commands(step: RequestStep, receipts: Sequence[Receipt], ids: Iterator[int]
             ]
 
 
-@given(GROUPS, st.sampled_from(POLICIES))
+@given(GROUPS, st.sampled_from(POLICIES), st.sampled_from(CACHES))
 def test_requests_decided_together_have_the_effect_of_the_same_requests_one_by_one(
-    groups: list[tuple[int, list[RequestStep]]], policy: TopicPolicy
+    groups: list[tuple[int, list[RequestStep]]], policy: TopicPolicy, cache_bytes: int
 ) -> None:
-    target(asyncio.run(compare(groups, policy)))
+    target(asyncio.run(compare(groups, policy, cache_bytes)))
+
+
+def test_a_key_that_got_more_than_its_weight_at_once_goes_on_with_the_turn_that_this_began() -> None:
+    policy = TopicPolicy(fair_keys=True, key_weights={"x": 2}, visibility_ms=250)
+
+    def sent(*keys: str) -> RequestStep:
+        return tuple(send(0, "orders", b"a", None, key, 0, None) for key in keys)
+
+    def received(count: int) -> RequestStep:
+        return Receive(("orders",), count, 1_000_000)
+
+    asyncio.run(
+        compare([(1, [sent("x", "x", "x"), received(3)]), (1, [sent("y"), sent("x"), received(1)])], policy)
+    )
 
 
 Defect = Callable[[pytest.MonkeyPatch], None]
@@ -247,6 +281,76 @@ def acks_that_count_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(batch._DECIDE, Ack, repeating)
 
 
+def acks_of_another_attempt(patch: pytest.MonkeyPatch) -> None:
+    decide = batch._DECIDE[Ack]
+
+    def altered(*arguments: Any) -> Any:
+        events: Any = decide(*arguments)
+        if events is None:
+            return None
+        *fields, attempts, results, types = events.columns
+        return EventColumns(events.type, (*fields, [each + 1 for each in attempts], results, types))
+
+    patch.setitem(batch._DECIDE, Ack, altered)
+
+
+def deliveries_that_are_not_hidden(patch: pytest.MonkeyPatch) -> None:
+
+    def forgetful(messages: Sequence[Message], *others: Any) -> None:
+        receive_all(messages, *others)
+        for each in messages:
+            assert each.deliveries is not None
+            each.deliveries.hidden = 0
+
+    patch.setattr(batch, "receive_all", forgetful)
+
+
+def acked_messages_that_keep_their_place(patch: pytest.MonkeyPatch) -> None:
+    by_shard = batch._by_shard
+
+    def first_only(messages: Sequence[Message], mailbox: Any) -> Any:
+        return by_shard(messages[:1] if messages[0].status == ACKED else messages, mailbox)
+
+    patch.setattr(batch, "_by_shard", first_only)
+
+
+def messages_that_are_queued_backwards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batch, "new_messages", lambda *arguments: new_messages(*arguments)[::-1])
+
+
+def columns_that_are_encoded_backwards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(codec, "by_column", lambda parts: by_column(list(parts)[::-1]))
+
+
+def events_without_the_distance_to_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    add_all = groups.GroupEvents.add_all
+
+    def near(self: Any, events: EventColumns, *others: Any) -> None:
+        add_all(self, events, *others)
+        self.commits[-1].distances[-len(events) :] = [1] * len(events)
+
+    patch.setattr(groups.GroupEvents, "add_all", near)
+
+
+def contents_of_other_messages(patch: pytest.MonkeyPatch) -> None:
+    put_all = command_enricher.EnvelopeCache.put_all
+
+    def swapped(self: Any, first: int, messages: Sequence[Any]) -> None:
+        put_all(self, first, messages[::-1])
+
+    patch.setattr(command_enricher.EnvelopeCache, "put_all", swapped)
+
+
+def contents_from_the_log_of_other_messages(patch: pytest.MonkeyPatch) -> None:
+    load = command_enricher.CommandEnricher._load
+
+    async def swapped(*arguments: Any) -> dict[bytes, Any]:
+        loaded = await load(*arguments)
+        return dict(zip(loaded, list(loaded.values())[::-1], strict=True))
+
+    patch.setattr(command_enricher.CommandEnricher, "_load", swapped)
+
+
 @pytest.mark.parametrize(
     "defect",
     [
@@ -256,6 +360,14 @@ def acks_that_count_twice(patch: pytest.MonkeyPatch) -> None:
         a_ready_message_of_a_stopped_topic,
         sends_that_ignore_capacity,
         acks_that_count_twice,
+        acks_of_another_attempt,
+        deliveries_that_are_not_hidden,
+        acked_messages_that_keep_their_place,
+        messages_that_are_queued_backwards,
+        columns_that_are_encoded_backwards,
+        events_without_the_distance_to_the_one_before,
+        contents_of_other_messages,
+        contents_from_the_log_of_other_messages,
     ],
 )
 def test_the_comparison_finds(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +376,8 @@ def test_the_comparison_finds(defect: Defect, monkeypatch: pytest.MonkeyPatch) -
     @settings(max_examples=500, database=None, derandomize=True, phases=(Phase.generate,))
     @given(GROUPS, st.sampled_from((POLICY,)))
     def search(groups: list[tuple[int, list[RequestStep]]], policy: TopicPolicy) -> None:
-        asyncio.run(compare(groups, policy))
+        for cache_bytes in CACHES:
+            asyncio.run(compare(groups, policy, cache_bytes))
 
     with pytest.raises(AssertionError):
         search()

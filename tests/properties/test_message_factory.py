@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from hypothesis import given
+import msgspec
+from hypothesis import given, target
 from hypothesis import strategies as st
 
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
@@ -67,6 +68,31 @@ def test_a_message_becomes_the_same_command_whatever_came_before(
                 if isinstance(request, SendRequest):
                     assert request.command.envelope == expected_envelope(message, corr_id or "generated")
                     assert_headers_are_those_of_the_envelope(request)
+
+
+KEYS = choices(None, None, "k", "l", "\xe9", "", "x" * 256, 0)
+VARIATIONS = st.fixed_dictionaries(
+    {"payload": st.sampled_from([b"", b"a", b"a", b"b" * 200, b"b" * 200, "a"])},
+    optional={
+        "idem_key": KEYS,
+        "sticky_key": KEYS,
+        "unique_key": KEYS,
+        "priority": st.sampled_from([5, 5, 5, 1, True]),
+        "attrs": st.sampled_from([{}, {}, {}, {"a": "1"}]),
+    },
+)
+
+
+@given(MESSAGES, st.lists(VARIATIONS, min_size=2, max_size=6), choices("x"))
+def test_the_commands_of_a_batch_are_those_of_its_messages_one_by_one(
+    message: NewMessage, variations: list[dict[str, Any]], corr_id: str | None
+) -> None:
+    messages = [msgspec.structs.replace(message, **each) for each in variations]
+    with correlate(corr_id or "generated"):
+        together = new_factory().from_batch(messages)
+        one_by_one = [request_or_error(new_factory().from_message, each) for each in messages]
+    assert together is None or together == one_by_one
+    target(together is not None)
 
 
 def request_or_error(make: Callable[[object], SendRequest], message: NewMessage) -> SendRequest | str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import open_mailbox
 from postroom.application.cluster import namespace_receiver
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
-from postroom.domain.namespace.members import home_of
+from postroom.domain.namespace import home_of
 from tests.support.messages import message
 from tests.support.namespaces import Directory, Member
 

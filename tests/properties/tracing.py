@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from postroom.application.ports.event_log import EventLog
 from postroom.application.queries.mailbox_past import first_settings
-from postroom.domain.mailbox.commands import MailboxEvent, OwnershipTaken
+from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken
 from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, trace
 from postroom.domain.policy import TopicPolicy

@@ -21,3 +21,4 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 1)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 4)
     monkeypatch.setattr(batch, "CHUNK_ITEMS", 2)
+    monkeypatch.setattr(batch, "BLOCK_ITEMS", 1)

@@ -17,6 +17,7 @@ from tests.simulation.machine import (
     OrderedKeysMachine,
     SharedLimitsMachine,
     UniqueKeysMachine,
+    WeightedKeysMachine,
 )
 
 Patch = pytest.MonkeyPatch
@@ -141,7 +142,7 @@ def a_key_that_is_served_again_at_once(patch: Patch) -> None:
     patch.setattr(KeyRing, "end_turn", stay)
 
 
-@defect_of(FairKeysMachine)
+@defect_of(WeightedKeysMachine)
 def a_key_with_a_weight_whose_turn_does_not_end(patch: Patch) -> None:
     def stay(self: KeyRing, key: Any, now: int) -> None:
         end(self, key, now)

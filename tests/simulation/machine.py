@@ -519,6 +519,19 @@ class FairKeysMachine(MailboxMachine):
     )
 
 
+class WeightedKeysMachine(MailboxMachine):
+    """The machine of fair keys, without limits, which would end most turns early."""
+
+    policy = msgspec.structs.replace(POLICY, fair_keys=True, key_weights={"a": 2})
+
+    @rule(topic=topics, count=st.integers(2, 4))
+    def receive_one_by_one(self, topic: str, count: int) -> None:
+        """A key has more messages than its turn, and another one waits."""
+        self._do([*self.choose.bulk(topic, "a", 3), *self.choose.bulk(topic, None, 1)])
+        for number in range(count):
+            self._do([Receive(topic, 1, 1_000, 1_000, f"one {number}")])
+
+
 class SharedLimitsMachine(MailboxMachine):
     """The same of a mailbox whose topics share their limits, unless they have a policy of their own."""
 

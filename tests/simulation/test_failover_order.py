@@ -14,11 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import OwnedMailbox
-from postroom.application.mailbox import command_enricher
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import ReceivedMessage
-from postroom.domain.mailbox import decide
-from postroom.domain.mailbox.topic import Shard
+from postroom.domain.mailbox.topic import Shard, Topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop
@@ -180,14 +178,12 @@ def visibility_timeouts_that_are_too_long(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_lost_delivery_that_never_comes_back(patch: pytest.MonkeyPatch) -> None:
-    deliverable = decide.deliverable
+    ready = Topic.ready
 
-    def skipping(command: Any, mailbox: Any, now: int, *skip: Any) -> Any:
-        found = deliverable(command, mailbox, now, *skip)
-        return [each for each in found if each.attempt == 0]
+    def skipping(topic: Topic, *arguments: int) -> Any:
+        return (each for each in ready(topic, *arguments) if each.attempt == 0)
 
-    patch.setattr(decide, "deliverable", skipping)
-    patch.setattr(command_enricher, "deliverable", skipping)
+    patch.setattr(Topic, "ready", skipping)
 
 
 @pytest.mark.parametrize(

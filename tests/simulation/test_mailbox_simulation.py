@@ -9,6 +9,7 @@ from tests.simulation.machine import (
     OrderedKeysMachine,
     SharedLimitsMachine,
     UniqueKeysMachine,
+    WeightedKeysMachine,
 )
 from tests.simulation.subscriptions import SubscriptionsMachine
 
@@ -37,6 +38,11 @@ def test_whatever_happens_a_unique_key_has_one_unsettled_message() -> None:
 @pytest.mark.timeout(3600)  # as above
 def test_whatever_happens_keys_take_turns_and_no_limit_is_exceeded() -> None:
     run_state_machine_as_test(FairKeysMachine, settings=settings())
+
+
+@pytest.mark.timeout(3600)  # as above
+def test_whatever_happens_a_key_has_as_many_messages_in_its_turn_as_its_weight() -> None:
+    run_state_machine_as_test(WeightedKeysMachine, settings=settings())
 
 
 @pytest.mark.timeout(3600)  # as above

@@ -7,14 +7,14 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox, open_memory_mailbox
-from postroom.adapters.keys.key_rings import MemoryKeyRing
+from postroom.adapters.key_rings import MemoryKeyRing
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.authority import Authority
 from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.control import AccessControl
-from postroom.application.access.settings import AccessSettings
+from postroom.application.access.guard import AccessSettings
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page
 from postroom.application.ports.event_log import Clock

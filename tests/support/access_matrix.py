@@ -121,6 +121,7 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("GET /v1/messages", PAYLOAD, [topic], topics=topic, match="word")
         for operator in ("pause", "resume"):
             add(f"PUT /v1/topics/{{topic}}/{operator}", ADMIN, [topic], path={"topic": topic})
+        add("GET /v1/topics/{topic}/report", HEADERS, [topic], path={"topic": topic})
         add("GET /v1/topics/{topic}/policy", HEADERS, [topic], path={"topic": topic})
         add("PUT /v1/topics/{topic}/policy", ADMIN, [topic], {"max_attempts": 1}, path={"topic": topic})
         add("POST /v1/topics/{topic}/purge", ADMIN, [topic], {"dead": False}, path={"topic": topic})
@@ -145,6 +146,11 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("POST /v1/schedules/{name}/run", ADMIN, [EVERYTHING], path=nightly)
     add("DELETE /v1/schedules/{name}", ADMIN, [EVERYTHING], path=nightly)
     add("GET /v1/schedules", HEADERS, [])
+    for topic in (OWN, FOREIGN):
+        add("POST /v1/searches", REDRIVE, [topic], {"name": "Dead", "query": f"topics={topic}&statuses=dead"})
+    add("POST /v1/searches", REDRIVE, [EVERYTHING], {"name": "Dead", "query": "statuses=dead"})
+    add("DELETE /v1/searches/{search_id}", REDRIVE, [UNKNOWN], path={"search_id": JOB})
+    add("GET /v1/searches", HEADERS, [])
     foreign_dead = {"topic": OWN, "message_ids": [known[FOREIGN].dead_id, UNKNOWN]}
     add("POST /v1/dlq/reprocess", REDRIVE, [OWN], foreign_dead)  # there is none of this topic with these ids
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
@@ -174,6 +180,9 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)
     add("GET /v1/topics", HEADERS, [])
+    add("GET /v1/consumers", HEADERS, [])
+    add("GET /v1/workers", HEADERS, [])
+    add("PUT /v1/workers/{id}", RECV, [], {"worker": WORKER}, path={"id": JOB})
     for topic in (OWN, FOREIGN):
         spec = {"topics": [topic], "message_ids": [UNKNOWN]}
         add("POST /v1/redrives/preview", (*HEADERS, *REDRIVE), [topic], spec)
@@ -223,6 +232,7 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("pause_topic", ADMIN, [topic], pb.PauseTopicRequest(topic=topic))
         add("resume_topic", ADMIN, [topic], pb.ResumeTopicRequest(topic=topic))
         add("get_topic_policy", HEADERS, [topic], pb.GetTopicPolicyRequest(topic=topic))
+        add("describe_topic", HEADERS, [topic], pb.DescribeTopicRequest(topic=topic))
         policy = pb.TopicPolicy(max_attempts=1)
         add("set_topic_policy", ADMIN, [topic], pb.SetTopicPolicyRequest(topic=topic, policy=policy))
         add("purge", ADMIN, [topic], pb.PurgeRequest(topic=topic, dead=False))
@@ -244,6 +254,10 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("run_schedule", ADMIN, [EVERYTHING], pb.RunScheduleRequest(name="nightly"))
     add("delete_schedule", ADMIN, [EVERYTHING], pb.DeleteScheduleRequest(name="nightly"))
     add("list_schedules", HEADERS, [], pb.ListSchedulesRequest())
+    for topic in (OWN, FOREIGN):
+        add("save_search", REDRIVE, [topic], pb.SaveSearchRequest(name="dead", query=f"topics={topic}"))
+    add("delete_search", REDRIVE, [UNKNOWN], pb.DeleteSearchRequest(search_id=JOB))
+    add("list_searches", HEADERS, [], pb.ListSearchesRequest())
     only = pb.MessageIds(message_ids=[known[FOREIGN].dead_id, UNKNOWN])
     add("redrive", REDRIVE, [OWN], pb.RedriveRequest(topic=OWN, only=only))
     for topics in ([OWN, FOREIGN], [FOREIGN, OWN]):
@@ -288,11 +302,15 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest(at=pb.Moment(position=4)))
     add("list_topics", HEADERS, [], pb.ListTopicsRequest())
+    add("list_consumers", HEADERS, [], pb.ListConsumersRequest())
+    add("list_workers", HEADERS, [], pb.ListWorkersRequest())
+    add("report_worker", RECV, [], pb.ReportWorkerRequest(id=JOB, worker=pb.WorkerState(name="shop")))
     add("info", (), [], pb.InfoRequest())
     add("delete_old_events", ADMIN, [EVERYTHING], pb.DeleteOldEventsRequest(older_than_us=1))
     return cases
 
 
+WORKER = {"name": "shop"}
 _VERBS: list[tuple[str, dict[str, Any]]] = [("ack", {}), ("nack", {}), ("extend", {"visibility_ms": 60_000})]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from cloudevents.core.v1.event import CloudEvent
 
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.application.cloudevents.message import Binding, CloudEventMessage
+from postroom.application.cloudevents import Binding, CloudEventMessage
 from postroom.domain.envelope.build import OpenedEnvelope
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.message import MessageSent

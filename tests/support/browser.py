@@ -4,11 +4,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -54,6 +55,17 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def chromium_or_skip() -> Iterator[Browser]:
+    """Start Chromium as `chromium` does; skip the test on a machine that has none."""
+    with ExitStack() as opened:
+        try:
+            browser = opened.enter_context(chromium())
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield browser
 
 
 class Window:

@@ -8,7 +8,7 @@ from cloudevents.core.base import BaseCloudEvent
 from cloudevents.core.bindings import amqp, http, kafka, rabbitmq
 from cloudevents.core.formats.json import JSONFormat
 
-from postroom.application.cloudevents.message import AMQP, NATS, Binding, CloudEventMessage, Mode
+from postroom.application.cloudevents import AMQP, NATS, Binding, CloudEventMessage, Mode
 
 JSON = JSONFormat()
 RABBITMQ = Binding("ce-", "content-type", "content-type")

@@ -36,10 +36,10 @@ OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
 OF_SUBSCRIPTION = (("name", "mail"), ("start", "0"))
 OF_SCHEDULE = (("name", "nightly"),)
 OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
-PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /static/{name}"}
-"""Routes that need no session."""
+PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "POST /refresh", "GET /static/{name}"}
+"""Routes that need no session; that of the interval of updates sets a cookie of a preference."""
 NEEDS = {
-    "GET /": Need(),
+    "GET /": Need((), is_mailbox=False),  # leads to a page that the token may see
     "GET /live": Need(),
     "POST /topics/pause": Need((ADMIN,), form=TOPIC),
     "POST /topics/resume": Need((ADMIN,), form=TOPIC),
@@ -70,6 +70,7 @@ NEEDS = {
     "GET /redrives": Need((REDRIVE,)),
     "POST /redrives": Need((REDRIVE,), form=OF_JOB),
     "GET /redrives/new": Need((REDRIVE,)),
+    "GET /redrives/preview": Need((READ, REDRIVE), path="/redrives/preview?topics=orders&action=redrive"),
     "POST /redrives/preview": Need((READ, REDRIVE), form=OF_JOB),
     "GET /redrives/{job_id}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}"),
     "GET /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
@@ -86,7 +87,11 @@ NEEDS = {
     "POST /schedules/run": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
     "GET /schedules/delete": Need((ADMIN,), all_topics=True, path="/schedules/delete?name=nightly"),
     "POST /schedules/delete": Need((ADMIN,), all_topics=True, form=OF_SCHEDULE),
-    "GET /search": Need(all_topics=True),
+    "GET /search": Need(),
+    "GET /tail": Need(path="/tail?topics=orders&after=0"),
+    "GET /tail/live": Need(path="/tail/live?topics=orders&after=0"),
+    "GET /timeline": Need(path="/timeline?correlation_id=none"),
+    "GET /compare": Need(all_topics=True, path=f"/compare?id={FOREIGN}&id={FOREIGN}"),
     "GET /search/export": Need(all_topics=True, path="/search/export?format=csv"),
     "GET /search/suggestions/{field}": Need(path="/search/suggestions/topic"),
 }

@@ -7,7 +7,7 @@ from typing import Any
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.query_results import RedriveReport
+from postroom.application.reports import RedriveReport
 from postroom.domain.message import (
     REPLACED,
     MessageAcked,

@@ -9,8 +9,8 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
-from postroom.application.query_results import RedriveReport
 from postroom.application.redrive.jobs import RedriveWorker
+from postroom.application.reports import RedriveReport
 from postroom.application.threads import background_task
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
@@ -49,7 +49,9 @@ EVERY_FIELD = RedriveSpec(
     keys=("ann",),
 )
 """A selection and copies with a value in each field but the action and what the next two have."""
-CANCEL = RedriveSpec(action="cancel", topics=("orders",), keys=("ann",), note="ordered twice")
+CANCEL = RedriveSpec(
+    action="cancel", topics=("orders",), keys=("ann",), note="ordered twice", statuses=("ready", "in_flight")
+)
 RESCHEDULE = RedriveSpec(action="reschedule", message_ids=("m1",), at=5_000, limit=2)
 
 

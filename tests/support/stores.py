@@ -13,7 +13,7 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog, LogArchive
-from postroom.domain.mailbox.commands import MailboxMode
+from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.settings import SettingsChanges
@@ -28,6 +28,7 @@ __all__ = [
     "copy_store",
     "envelope",
     "folded_whole",
+    "jetstream_place",
     "live",
     "memory_place",
     "message",
@@ -95,6 +96,14 @@ def sqlite_place(folder: Path) -> Place:
 def postgres_place(url: str) -> Place:
     """Return a place in a migrated PostgreSQL database."""
     return Place(lambda: PostgresEventLog(url, MAILBOX))
+
+
+def jetstream_place(url: str) -> Place:
+    """Return a place in a stream of JetStream."""
+    from postroom.adapters.jetstream.store import JetStreamStore
+
+    store = JetStreamStore(url)
+    return Place(lambda: store.event_log(MAILBOX))
 
 
 def copy_store(store: Path, folder: Path) -> Path:

@@ -28,10 +28,11 @@ async def served(
     measure: Any = None,
 ) -> AsyncIterator[str]:
     """Serve a mailbox over `http` or `grpc`, and return the URL."""
+    mounts = [] if mount is None else [mount]
     surface = (
         open_grpc_surface(address, protection, settings)
         if protocol == "grpc"
-        else open_http_surface(address, settings or HttpSettings(), protection, mount)
+        else open_http_surface(address, settings or HttpSettings(), protection, *mounts)
     )
     async with serve_mailbox("memory:", mailbox, [surface], access=access, measure=measure) as (url,):
         yield url

@@ -3,6 +3,9 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SECONDS = 240
 """Long enough for a machine on which many other processes run."""
@@ -39,3 +42,12 @@ async def until_answer(ask: Callable[[], Awaitable[object]], seconds: float = SE
     async with asyncio.timeout(seconds):
         while not await ask():
             await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def within(awaitable: Awaitable[T], seconds: float = SECONDS) -> T:
+    """Return the result of an awaitable.
+
+    Raises: TimeoutError when there is none in time.
+    """
+    async with asyncio.timeout(seconds):
+        return await awaitable

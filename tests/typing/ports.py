@@ -6,13 +6,14 @@ from eventsourcing.application import Application
 
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.grpc.client import GrpcTransport
-from postroom.adapters.http_client.client import HttpTransport
+from postroom.adapters.http_client import HttpTransport
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.memory.store import MemoryOwnership
+from postroom.adapters.postgres.hints import PostgresHints
 from postroom.adapters.postgres.lease_store import PostgresLeaseStore, PostgresLeaseTables
-from postroom.adapters.postgres.messaging.message_outbox import PostgresHints, PostgresMessageOutbox
+from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog

@@ -551,7 +551,7 @@ class PurgeResponse(_message.Message):
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
 class RedriveSpec(_message.Message):
-    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit", "destination", "set_headers", "remove_headers", "merge_patch", "keys", "at", "note")
+    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit", "destination", "set_headers", "remove_headers", "merge_patch", "keys", "at", "note", "statuses")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +592,7 @@ class RedriveSpec(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
     action: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -618,7 +619,8 @@ class RedriveSpec(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[str]
     at: int
     note: str
-    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ..., destination: _Optional[str] = ..., set_headers: _Optional[_Mapping[str, str]] = ..., remove_headers: _Optional[_Iterable[str]] = ..., merge_patch: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+    statuses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ..., destination: _Optional[str] = ..., set_headers: _Optional[_Mapping[str, str]] = ..., remove_headers: _Optional[_Iterable[str]] = ..., merge_patch: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., note: _Optional[str] = ..., statuses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RedriveReport(_message.Message):
     __slots__ = ("mailbox", "job_id", "status", "spec", "cutoff", "matched", "moved", "skipped", "restored", "retained", "principal", "started_at", "changed_at")
@@ -671,26 +673,32 @@ class PreviewRedriveRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[RedriveSpec, _Mapping]] = ...) -> None: ...
 
 class PreviewRedriveResponse(_message.Message):
-    __slots__ = ("mailbox", "cutoff", "matched", "groups", "samples")
+    __slots__ = ("mailbox", "cutoff", "matched", "groups", "samples", "digest")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     CUTOFF_FIELD_NUMBER: _ClassVar[int]
     MATCHED_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     cutoff: int
     matched: int
     groups: _containers.RepeatedCompositeFieldContainer[RedriveGroup]
     samples: _containers.RepeatedCompositeFieldContainer[DeadLetter]
-    def __init__(self, mailbox: _Optional[str] = ..., cutoff: _Optional[int] = ..., matched: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[RedriveGroup, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ...) -> None: ...
+    digest: str
+    def __init__(self, mailbox: _Optional[str] = ..., cutoff: _Optional[int] = ..., matched: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[RedriveGroup, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class StartRedriveRequest(_message.Message):
-    __slots__ = ("spec", "job_id")
+    __slots__ = ("spec", "job_id", "cutoff", "previewed")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CUTOFF_FIELD_NUMBER: _ClassVar[int]
+    PREVIEWED_FIELD_NUMBER: _ClassVar[int]
     spec: RedriveSpec
     job_id: str
-    def __init__(self, spec: _Optional[_Union[RedriveSpec, _Mapping]] = ..., job_id: _Optional[str] = ...) -> None: ...
+    cutoff: int
+    previewed: int
+    def __init__(self, spec: _Optional[_Union[RedriveSpec, _Mapping]] = ..., job_id: _Optional[str] = ..., cutoff: _Optional[int] = ..., previewed: _Optional[int] = ...) -> None: ...
 
 class StartRedriveResponse(_message.Message):
     __slots__ = ("job",)
@@ -741,20 +749,22 @@ class ListRedriveMessagesResponse(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RedriveMessage, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
 
 class RedriveMessage(_message.Message):
-    __slots__ = ("message_id", "topic", "outcome", "reason", "copy_id", "at")
+    __slots__ = ("message_id", "topic", "outcome", "reason", "copy_id", "at", "status")
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COPY_ID_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     topic: str
     outcome: str
     reason: str
     copy_id: str
     at: str
-    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., copy_id: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
+    status: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., copy_id: _Optional[str] = ..., at: _Optional[str] = ..., status: _Optional[str] = ...) -> None: ...
 
 class ChangeRedriveRequest(_message.Message):
     __slots__ = ("job_id", "action")
@@ -1114,7 +1124,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
 
 class TopicSummary(_message.Message):
-    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings", "shards_in_use", "held_keys")
+    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings", "shards_in_use", "held_keys", "receivers")
     class DeadLetteringsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1133,6 +1143,7 @@ class TopicSummary(_message.Message):
     DEAD_LETTERINGS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_IN_USE_FIELD_NUMBER: _ClassVar[int]
     HELD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     paused: bool
     policy: TopicPolicy
@@ -1144,7 +1155,247 @@ class TopicSummary(_message.Message):
     dead_letterings: _containers.ScalarMap[str, int]
     shards_in_use: int
     held_keys: int
-    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ..., shards_in_use: _Optional[int] = ..., held_keys: _Optional[int] = ...) -> None: ...
+    receivers: int
+    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ..., shards_in_use: _Optional[int] = ..., held_keys: _Optional[int] = ..., receivers: _Optional[int] = ...) -> None: ...
+
+class DescribeTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DescribeTopicResponse(_message.Message):
+    __slots__ = ("summary", "policy", "sections", "subscriptions", "consumers", "keys", "periods", "events")
+    class SectionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PERIODS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    summary: TopicSummary
+    policy: TopicPolicy
+    sections: _containers.ScalarMap[str, str]
+    subscriptions: _containers.RepeatedScalarFieldContainer[str]
+    consumers: _containers.RepeatedCompositeFieldContainer[ConsumerReport]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyCount]
+    periods: _containers.RepeatedCompositeFieldContainer[TopicPeriod]
+    events: int
+    def __init__(self, summary: _Optional[_Union[TopicSummary, _Mapping]] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., sections: _Optional[_Mapping[str, str]] = ..., subscriptions: _Optional[_Iterable[str]] = ..., consumers: _Optional[_Iterable[_Union[ConsumerReport, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[KeyCount, _Mapping]]] = ..., periods: _Optional[_Iterable[_Union[TopicPeriod, _Mapping]]] = ..., events: _Optional[int] = ...) -> None: ...
+
+class ConsumerReport(_message.Message):
+    __slots__ = ("consumer", "topic", "receivers", "in_flight", "in_flight_since", "received", "acked", "failed", "work_p50_ms", "work_p95_ms", "last_error", "first_received", "last_received", "principal")
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_SINCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    WORK_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    WORK_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    LAST_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    consumer: str
+    topic: str
+    receivers: int
+    in_flight: int
+    in_flight_since: str
+    received: int
+    acked: int
+    failed: int
+    work_p50_ms: float
+    work_p95_ms: float
+    last_error: str
+    first_received: str
+    last_received: str
+    principal: str
+    def __init__(self, consumer: _Optional[str] = ..., topic: _Optional[str] = ..., receivers: _Optional[int] = ..., in_flight: _Optional[int] = ..., in_flight_since: _Optional[str] = ..., received: _Optional[int] = ..., acked: _Optional[int] = ..., failed: _Optional[int] = ..., work_p50_ms: _Optional[float] = ..., work_p95_ms: _Optional[float] = ..., last_error: _Optional[str] = ..., first_received: _Optional[str] = ..., last_received: _Optional[str] = ..., principal: _Optional[str] = ...) -> None: ...
+
+class KeyCount(_message.Message):
+    __slots__ = ("key", "waiting", "in_flight", "is_held", "is_limited")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_LIMITED_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    waiting: int
+    in_flight: int
+    is_held: bool
+    is_limited: bool
+    def __init__(self, key: _Optional[str] = ..., waiting: _Optional[int] = ..., in_flight: _Optional[int] = ..., is_held: _Optional[bool] = ..., is_limited: _Optional[bool] = ...) -> None: ...
+
+class TopicPeriod(_message.Message):
+    __slots__ = ("period_ms", "since", "is_whole", "seconds", "sent", "received", "acked", "failed", "dead", "queue_p50_ms", "queue_p95_ms", "queue_p99_ms", "work_p50_ms", "work_p95_ms", "work_p99_ms", "total_p50_ms", "total_p95_ms", "total_p99_ms", "step_ms", "steps")
+    PERIOD_MS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    WORK_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    WORK_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    WORK_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    period_ms: int
+    since: str
+    is_whole: bool
+    seconds: float
+    sent: int
+    received: int
+    acked: int
+    failed: int
+    dead: int
+    queue_p50_ms: float
+    queue_p95_ms: float
+    queue_p99_ms: float
+    work_p50_ms: float
+    work_p95_ms: float
+    work_p99_ms: float
+    total_p50_ms: float
+    total_p95_ms: float
+    total_p99_ms: float
+    step_ms: int
+    steps: _containers.RepeatedCompositeFieldContainer[TopicStep]
+    def __init__(self, period_ms: _Optional[int] = ..., since: _Optional[str] = ..., is_whole: _Optional[bool] = ..., seconds: _Optional[float] = ..., sent: _Optional[int] = ..., received: _Optional[int] = ..., acked: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., queue_p50_ms: _Optional[float] = ..., queue_p95_ms: _Optional[float] = ..., queue_p99_ms: _Optional[float] = ..., work_p50_ms: _Optional[float] = ..., work_p95_ms: _Optional[float] = ..., work_p99_ms: _Optional[float] = ..., total_p50_ms: _Optional[float] = ..., total_p95_ms: _Optional[float] = ..., total_p99_ms: _Optional[float] = ..., step_ms: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TopicStep, _Mapping]]] = ...) -> None: ...
+
+class TopicStep(_message.Message):
+    __slots__ = ("at", "sent", "acked", "failed", "dead", "total_p50_ms", "total_p95_ms", "total_p99_ms")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P50_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P95_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    at: str
+    sent: int
+    acked: int
+    failed: int
+    dead: int
+    total_p50_ms: float
+    total_p95_ms: float
+    total_p99_ms: float
+    def __init__(self, at: _Optional[str] = ..., sent: _Optional[int] = ..., acked: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., total_p50_ms: _Optional[float] = ..., total_p95_ms: _Optional[float] = ..., total_p99_ms: _Optional[float] = ...) -> None: ...
+
+class ListConsumersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListConsumersResponse(_message.Message):
+    __slots__ = ("consumers",)
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    consumers: _containers.RepeatedCompositeFieldContainer[ConsumerReport]
+    def __init__(self, consumers: _Optional[_Iterable[_Union[ConsumerReport, _Mapping]]] = ...) -> None: ...
+
+class HandlerState(_message.Message):
+    __slots__ = ("topic", "handler", "consumer", "concurrency", "in_use", "handled", "failed")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    HANDLER_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    HANDLED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    handler: str
+    consumer: str
+    concurrency: int
+    in_use: int
+    handled: int
+    failed: int
+    def __init__(self, topic: _Optional[str] = ..., handler: _Optional[str] = ..., consumer: _Optional[str] = ..., concurrency: _Optional[int] = ..., in_use: _Optional[int] = ..., handled: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("name", "host", "process", "version", "postroom_version", "uptime_ms", "handlers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    POSTROOM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    HANDLERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    host: str
+    process: int
+    version: str
+    postroom_version: str
+    uptime_ms: int
+    handlers: _containers.RepeatedCompositeFieldContainer[HandlerState]
+    def __init__(self, name: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[int] = ..., version: _Optional[str] = ..., postroom_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., handlers: _Optional[_Iterable[_Union[HandlerState, _Mapping]]] = ...) -> None: ...
+
+class ReportWorkerRequest(_message.Message):
+    __slots__ = ("id", "worker", "ended")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    worker: WorkerState
+    ended: bool
+    def __init__(self, id: _Optional[str] = ..., worker: _Optional[_Union[WorkerState, _Mapping]] = ..., ended: _Optional[bool] = ...) -> None: ...
+
+class ReportWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerReport]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerReport, _Mapping]]] = ...) -> None: ...
+
+class WorkerReport(_message.Message):
+    __slots__ = ("id", "name", "host", "process", "version", "postroom_version", "started_at", "silent_ms", "is_stale", "principal", "handlers")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    POSTROOM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_STALE_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    HANDLERS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    host: str
+    process: int
+    version: str
+    postroom_version: str
+    started_at: str
+    silent_ms: int
+    is_stale: bool
+    principal: str
+    handlers: _containers.RepeatedCompositeFieldContainer[HandlerState]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., process: _Optional[int] = ..., version: _Optional[str] = ..., postroom_version: _Optional[str] = ..., started_at: _Optional[str] = ..., silent_ms: _Optional[int] = ..., is_stale: _Optional[bool] = ..., principal: _Optional[str] = ..., handlers: _Optional[_Iterable[_Union[HandlerState, _Mapping]]] = ...) -> None: ...
 
 class PauseTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -1328,7 +1579,7 @@ class ScheduleSpec(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., cron: _Optional[str] = ..., timezone: _Optional[str] = ..., every_ms: _Optional[int] = ..., missed: _Optional[str] = ..., payload: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., content_type: _Optional[str] = ..., sticky_key: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ScheduleReport(_message.Message):
-    __slots__ = ("name", "topic", "cron", "timezone", "every_ms", "missed", "payload_bytes", "headers", "content_type", "sticky_key", "priority", "paused", "runs", "last_run", "last_message_id", "next_run", "from_code", "overridden", "created_at", "changed_at")
+    __slots__ = ("name", "topic", "cron", "timezone", "every_ms", "missed", "payload_bytes", "headers", "content_type", "sticky_key", "priority", "paused", "runs", "last_run", "last_message_id", "next_run", "from_code", "overridden", "created_at", "changed_at", "last_result")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1356,6 +1607,7 @@ class ScheduleReport(_message.Message):
     OVERRIDDEN_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_RESULT_FIELD_NUMBER: _ClassVar[int]
     name: str
     topic: str
     cron: str
@@ -1376,7 +1628,8 @@ class ScheduleReport(_message.Message):
     overridden: bool
     created_at: str
     changed_at: str
-    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., cron: _Optional[str] = ..., timezone: _Optional[str] = ..., every_ms: _Optional[int] = ..., missed: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., content_type: _Optional[str] = ..., sticky_key: _Optional[str] = ..., priority: _Optional[int] = ..., paused: _Optional[bool] = ..., runs: _Optional[int] = ..., last_run: _Optional[str] = ..., last_message_id: _Optional[str] = ..., next_run: _Optional[str] = ..., from_code: _Optional[bool] = ..., overridden: _Optional[bool] = ..., created_at: _Optional[str] = ..., changed_at: _Optional[str] = ...) -> None: ...
+    last_result: str
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., cron: _Optional[str] = ..., timezone: _Optional[str] = ..., every_ms: _Optional[int] = ..., missed: _Optional[str] = ..., payload_bytes: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., content_type: _Optional[str] = ..., sticky_key: _Optional[str] = ..., priority: _Optional[int] = ..., paused: _Optional[bool] = ..., runs: _Optional[int] = ..., last_run: _Optional[str] = ..., last_message_id: _Optional[str] = ..., next_run: _Optional[str] = ..., from_code: _Optional[bool] = ..., overridden: _Optional[bool] = ..., created_at: _Optional[str] = ..., changed_at: _Optional[str] = ..., last_result: _Optional[str] = ...) -> None: ...
 
 class SetScheduleRequest(_message.Message):
     __slots__ = ("name", "schedule", "from_code")
@@ -1441,6 +1694,58 @@ class RunScheduleResponse(_message.Message):
     message_id: str
     duplicate: bool
     def __init__(self, message_id: _Optional[str] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+
+class SearchReport(_message.Message):
+    __slots__ = ("search_id", "name", "query", "topics", "principal", "saved_at")
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    SAVED_AT_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    name: str
+    query: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    principal: str
+    saved_at: str
+    def __init__(self, search_id: _Optional[str] = ..., name: _Optional[str] = ..., query: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., principal: _Optional[str] = ..., saved_at: _Optional[str] = ...) -> None: ...
+
+class SaveSearchRequest(_message.Message):
+    __slots__ = ("name", "query", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    query: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., query: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class SaveSearchResponse(_message.Message):
+    __slots__ = ("search",)
+    SEARCH_FIELD_NUMBER: _ClassVar[int]
+    search: SearchReport
+    def __init__(self, search: _Optional[_Union[SearchReport, _Mapping]] = ...) -> None: ...
+
+class ListSearchesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSearchesResponse(_message.Message):
+    __slots__ = ("searches",)
+    SEARCHES_FIELD_NUMBER: _ClassVar[int]
+    searches: _containers.RepeatedCompositeFieldContainer[SearchReport]
+    def __init__(self, searches: _Optional[_Iterable[_Union[SearchReport, _Mapping]]] = ...) -> None: ...
+
+class DeleteSearchRequest(_message.Message):
+    __slots__ = ("search_id",)
+    SEARCH_ID_FIELD_NUMBER: _ClassVar[int]
+    search_id: str
+    def __init__(self, search_id: _Optional[str] = ...) -> None: ...
+
+class DeleteSearchResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DeleteScheduleRequest(_message.Message):
     __slots__ = ("name",)

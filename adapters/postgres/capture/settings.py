@@ -21,8 +21,13 @@ class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Arguments:
         id: identifies the event; any other text becomes one.
+        aggregate_type, aggregate_id, event_type: parts of the subject, and the key that keeps the order.
         payload: published as the text that PostgreSQL prints; the bytes of a `bytea`.
+        event_version: a whole number; None is 1.
         occurred_at: a time, without a time zone in UTC; None takes the commit's.
+        correlation_id, causation_id: ids of the request, and of the event's cause.
+        traceparent, tracestate, baggage: context of the trace (W3C), published as headers.
+        content_type: media type of the payload, published as `Content-Type`.
         headers: a JSON object of texts, published as headers.
     """
 
@@ -80,6 +85,7 @@ class CaptureSettings(msgspec.Struct, frozen=True):
         database: URL for replication, if it differs from the URL of `[messaging]`.
         slot: name of the replication slot: lower-case letters, digits and `_`.
         publication: name of the publication, of the same characters.
+        columns: where the fields of an event are.
 
     Raises: InvalidRequest for an invalid name.
     """

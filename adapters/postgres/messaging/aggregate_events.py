@@ -18,7 +18,7 @@ from postroom.adapters.postgres.errors import describe, shown
 from postroom.adapters.postgres.messaging.settings import Tables, messaging_statements
 from postroom.adapters.postgres.reconnecting import AsyncReconnecting
 from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute, for_psycopg
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.application.ports.outbox import Aggregate, Decision
 from postroom.application.recorders import VersionRange, VersionRecorder, check_originator
 from postroom.domain.errors import Unavailable, UnusableServer

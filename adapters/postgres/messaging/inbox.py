@@ -22,7 +22,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import (
     utc_or_none,
 )
 from postroom.adapters.postgres.messaging.settings import Tables
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.application.ports.inbox import InboxRepository, PartitionBacklog
 from postroom.application.ports.outbox import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable

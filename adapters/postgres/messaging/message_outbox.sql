@@ -17,6 +17,21 @@ FROM (
 ) AS first
 GROUP BY mailbox;
 
+-- name: find_refused
+SELECT id, topic, error
+FROM (SELECT position, id, mailbox, topic, error FROM outbox_messages ORDER BY position LIMIT :counted) AS first
+WHERE mailbox = :mailbox AND error IS NOT NULL
+ORDER BY position LIMIT :limit;
+
+-- name: retry
+UPDATE outbox_messages SET error = NULL
+WHERE position IN (
+    SELECT position
+    FROM (SELECT position, id, mailbox, error FROM outbox_messages ORDER BY position LIMIT :counted) AS first
+    WHERE mailbox = :mailbox AND error IS NOT NULL
+      AND (CAST(:ids AS text[]) IS NULL OR id = ANY(CAST(:ids AS text[])))
+);
+
 -- name: row
 SELECT id, message FROM outbox_messages WHERE position = :position;
 

@@ -70,6 +70,10 @@ def acknowledge(
 
     Messages are not dead-lettered: one that always fails is redelivered up to the consumer's limit. For dead
     letters, use `postroom inbox consume`.
+
+    Arguments:
+        source: what delivered the message.
+        policy: number and spacing of attempts; None takes the defaults.
     """
     bounds = policy or DeliveryPolicy()
     return make_acknowledge(source, lambda delivered: backoff_ms(bounds, delivered, random.random()))

@@ -24,7 +24,7 @@ from postroom.adapters.sql.transaction import (
     execute,
     execute_async,
 )
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.application.outbox.new_event import NewEvent, RecordedEvent, check_size, record_event
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent
 

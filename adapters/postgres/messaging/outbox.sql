@@ -131,6 +131,9 @@ WHERE event.published_at IS NULL
   AND (retry.retry_at IS NULL OR (event.publish_error IS NOT NULL AND NOT :only_parked))
 ORDER BY event.position LIMIT :limit;
 
+-- name: next_retry
+SELECT CAST(extract(epoch FROM min(retry_at)) * 1000000 AS bigint) FROM outbox_retries WHERE isfinite(retry_at);
+
 -- Changes of events, and the new events of their histories, are passed as JSON (see `as_json`).
 -- name: mark_published
 WITH mark AS MATERIALIZED (

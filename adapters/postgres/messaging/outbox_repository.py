@@ -21,7 +21,7 @@ from postroom.adapters.postgres.messaging.aggregate_events import (
     utc_or_none,
 )
 from postroom.adapters.postgres.messaging.settings import Tables
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.application.ports.outbox import (
     Backlog,
     Decision,
@@ -97,6 +97,11 @@ class PostgresOutboxRepository(MessagingDatabase, OutboxRepository):
             ids = [id_ for (id_,) in await cursor.fetchall()]
             claim = PostgresClaim(connection, self._sql, [], self._batch_bytes)
             return [row.event for row in await claim.load(ids, with_payload=False)]
+
+    async def next_retry(self) -> int | None:
+        async with self._transaction() as connection:
+            ((due,),) = await (await connection.execute(self._sql["next_retry"])).fetchall()
+            return None if due is None else int(due)
 
     async def backlog(self) -> Backlog:
         """Count unpublished events (SDS-047 QRY-050)."""

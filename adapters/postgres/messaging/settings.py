@@ -13,7 +13,15 @@ _NAME = re.compile(r"[^\W\d]\w{0,62}(\.[^\W\d]\w{0,62})?\Z")
 
 
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Names of the tables, each `name` or `schema.name`."""
+    """Names of the tables, each `name` or `schema.name`.
+
+    Arguments:
+        outbox_events, outbox_retries: events to be published, and attempts that failed.
+        inbox_messages: messages that were received, by id.
+        aggregate_events: histories of events and messages.
+        inbox_queue, inbox_readers, inbox_workers, inbox_partitions: messages that ordered workers have still
+            to handle, who fills their queue, the workers, and their partitions.
+    """
 
     outbox_events: str = "outbox_events"
     outbox_retries: str = "outbox_retries"

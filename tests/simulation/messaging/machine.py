@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from postroom.adapters.postgres.messaging.aggregate_events import micros
-from postroom.application.messaging.cleanup import CODEC
+from postroom.application.messaging import CODEC
 from postroom.domain import inbox, outbox
 from tests.simulation.messaging.crashes import POINTS, CrashAt
 from tests.simulation.messaging.world import HOUR_US, Servers, World

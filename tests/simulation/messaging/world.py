@@ -28,7 +28,7 @@ from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import InboxDelivery
 from postroom.application.inbox.worker import InboxWorker
-from postroom.application.messaging.cleanup import Cleanup
+from postroom.application.messaging import Cleanup
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import RetryOutboxEvents
 from postroom.application.outbox.relay import OutboxRelay, OutboxSettings

@@ -27,8 +27,8 @@ class PostroomServer:
     """A server over a store, at a free port of loopback or at a Unix socket.
 
     Arguments:
-        settings: fields of `[serve]`; `policy` and `limits`, tables of their own; `dev`, by default true, to
-            ask for no tokens.
+        settings: fields of `[serve]`; `policy`, `limits` and `messaging`, tables of their own; `tables`,
+            others; `dev`, by default true, to ask for no tokens.
         address: where to listen.
         command_prefix: program that runs the server, such as strace, with its arguments.
     """
@@ -47,7 +47,9 @@ class PostroomServer:
         self.store = str(folder / store) if is_path else store  # an absolute path stays itself
         folder.mkdir(exist_ok=True)
         config, is_dev = folder / "postroom.toml", settings.pop("dev", True)
-        tables: dict[str, dict[str, Any]] = {name: settings.pop(name, {}) for name in ("policy", "limits")}
+        own = ("policy", "limits", "messaging")
+        tables: dict[str, Any] = {each: settings.pop(each) for each in own if each in settings}
+        tables |= settings.pop("tables", {})
         tables["serve"] = {"http": address} | settings
         config.write_text(
             "\n".join(

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import shutil
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,17 @@ from tests.support.waiting import wait_until
 
 SERVERS = 3
 CLUSTER = "postroom"
+WITH_SYSTEM: dict[str, Any] = {
+    "accounts": {
+        "$SYS": {"users": [{"user": "system", "password": "system"}]},
+        "STORES": {"jetstream": "enabled", "users": [{"user": "stores", "password": "stores"}]},
+    },
+    "no_auth_user": "stores",
+}
+"""Settings with an account that may remove servers; clients without a name are of the other one."""
+
+
+_NO_SUCH_PEER = 10044
 
 
 class ClusterServer(LoopbackServer):
@@ -26,13 +38,28 @@ class ClusterServer(LoopbackServer):
     Arguments:
         config: the file with its configuration.
         ports: for clients and for the monitoring.
+        group: id of the group that it runs as; 0 for that of this process.
     """
 
-    def __init__(self, name: str, config: Path, ports: tuple[int, int]) -> None:
+    def __init__(self, name: str, config: Path, ports: tuple[int, int], group: int = 0) -> None:
         self.name = name
+        self.group = group
         self.port, self._monitoring_port = ports
-        process = ServerProcess(name, [nats_binary(), "-c", config], config.with_suffix(".log"))
-        super().__init__(process, self.port)
+        self._config = config
+        command: list[str | Path] = [nats_binary(), "-c", config]
+        if group:
+            # The change of the group clears the signal with which it ends with this process.
+            kept = ("--pdeathsig", "KILL")
+            command = ["setpriv", "--regid", str(group), "--clear-groups", *kept, *command]
+        super().__init__(ServerProcess(name, command, config.with_suffix(".log")), self.port)
+
+    def erase(self) -> None:
+        """Delete the disk of a server that was killed, and give it another name: it will be a new server."""
+        settings = json.loads(self._config.read_text())
+        shutil.rmtree(settings["jetstream"]["store_dir"], ignore_errors=True)
+        stem, _, generation = self.name.partition(".")
+        self.name = settings["server_name"] = f"{stem}.{int(generation or 0) + 1}"
+        self._config.write_text(json.dumps(settings))
 
     @property
     def url(self) -> str:
@@ -59,10 +86,13 @@ class NatsCluster:
     Arguments:
         folder: directory of the configurations and streams; created if missing.
         sync_always: sync every write to the disk before it is acknowledged.
+        groups: of the servers, if each runs as a group of its own, which a packet filter can tell.
         settings: of each server's configuration, such as `tls` and `authorization`.
     """
 
-    def __init__(self, folder: Path, *, sync_always: bool = True, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, *, sync_always: bool = True, groups: Sequence[int] = (), **settings: object
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         routes = [free_port() for _ in range(SERVERS)]
         urls = [f"nats://{LOOPBACK}:{route}" for route in routes]
@@ -87,7 +117,7 @@ class NatsCluster:
                     | settings
                 )
             )
-            self.servers.append(ClusterServer(name, config, ports))
+            self.servers.append(ClusterServer(name, config, ports, groups[number - 1] if groups else 0))
 
     @property
     def url(self) -> str:
@@ -98,6 +128,11 @@ class NatsCluster:
     def monitoring(self) -> str:
         """Return the addresses of the servers' monitoring, separated by commas."""
         return ",".join(server.monitoring_url for server in self.servers)
+
+    def store(self, stream: str) -> str:
+        """Return the address of a store in a stream, whose owners check that the servers sync every write."""
+        hosts = ",".join(f"{LOOPBACK}:{server.port}" for server in self.servers)
+        return f"nats://{hosts}/{stream}?monitoring={self.monitoring}"
 
     def leader(self, stream: str) -> ClusterServer:
         """Return the server that leads a stream, once there is one."""
@@ -110,6 +145,22 @@ class NatsCluster:
 
         wait_until(is_found)
         return found[0]
+
+    def step_down(self, stream: str) -> bool:
+        """Ask the leader of a stream to leave that to another server; return whether it does."""
+        return bool(asyncio.run(_ask(self.url, f"$JS.API.STREAM.LEADER.STEPDOWN.{stream}")).get("success"))
+
+    def replace_disk(self, server: ClusterServer, stream: str) -> None:
+        """Start a server that was killed with an empty disk, as a new one in place of the old one.
+
+        Needs the settings `WITH_SYSTEM`. Returns when the new server has a replica of a stream.
+        """
+        removed = server.name
+        server.erase()
+        server.start()
+        wait_until(lambda: asyncio.run(_remove_server(self.url, removed)))
+        self.heal()
+        wait_until(lambda: server.name in _replicas(asyncio.run(_stream_info(self.url, stream))))
 
     def heal(self) -> None:
         """Start or resume all servers, and return when they take part in JetStream again."""
@@ -139,14 +190,39 @@ class NatsCluster:
 
 
 async def _stream_info(url: str, stream: str) -> Mapping[str, Any]:
+    return await _ask(url, f"$JS.API.STREAM.INFO.{stream}")
+
+
+async def _remove_server(url: str, name: str) -> bool:
+    """Ask the leader to forget a server; return whether it has."""
+    answer = await _ask(url, "$JS.API.SERVER.REMOVE", {"peer": name}, user="system", password="system")
+    return bool(answer.get("success")) or answer.get("error", {}).get("err_code") == _NO_SUCH_PEER
+
+
+def _replicas(info: Mapping[str, Any]) -> set[str]:
+    """Return the servers that have all of a stream."""
+    cluster = info.get("cluster") or {}
+    current = {each["name"] for each in cluster.get("replicas") or [] if each.get("current")}
+    return current | {cluster.get("leader") or ""}
+
+
+async def _ask(url: str, subject: str, request: object = None, **access: str) -> Mapping[str, Any]:
+    """Return the answer of a server, or nothing."""
+    body = b"" if request is None else json.dumps(request).encode()
     try:
         async with asyncio.timeout(5):
-            client = await nats.connect(url.split(","), allow_reconnect=False, connect_timeout=1)
+            client = await nats.connect(
+                url.split(","), allow_reconnect=False, connect_timeout=1, error_cb=_pass, **access
+            )
             try:
-                answer = await client.request(f"$JS.API.STREAM.INFO.{stream}", timeout=2)
+                answer = await client.request(subject, body, timeout=2)
             finally:
                 await client.close()
     except (nats.errors.Error, OSError, TimeoutError):
         return {}
     info: Mapping[str, Any] = json.loads(answer.data)
     return info
+
+
+async def _pass(_: Exception) -> None:
+    """Say nothing of servers that do not answer: another one may."""

@@ -106,6 +106,8 @@ class PostgresServer:
         with _one_process_at_a_time():  # as root it creates a user, and in parallel that fails
             installation = Installation(data, cleanup_mode=None)
         installation.ensure_pgdata_inited()
+        self.programs: Path = installation.bin_path
+        """Folder of `psql` and other clients."""
         self._port = free_port()
         options = SETTINGS | (settings or {}) | {"listen_addresses": LOOPBACK, "port": str(self._port)}
         command: list[str | Path] = [installation.bin_path / "postgres", "-D", data, "-k", ""]

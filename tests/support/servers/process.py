@@ -107,14 +107,7 @@ class ServerProcess:
 
     def pause(self) -> None:
         """Stop every thread of the server, as a machine that is suspended or out of CPU would."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid}/task")
-        deadline = time.monotonic() + READY_SECONDS
-        while any(") T " not in (each / "stat").read_text() for each in threads.iterdir()):
-            if time.monotonic() > deadline:
-                raise Unavailable(f"The embedded {self._name} did not stop.")
-            time.sleep(POLL_SECONDS)
+        pause(self.pid)
 
     def resume(self) -> None:
         """Let a paused server go on."""
@@ -134,6 +127,26 @@ class ServerProcess:
         deadline = time.monotonic() + READY_SECONDS
         while any(map(_runs, children)) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)  # what they still hold, the next server would miss
+
+
+def pause(pid: int) -> None:
+    """Stop every thread of a process; those besides the one that gets the signal may go on for a while.
+
+    Raises: Unavailable when they don't stop in time.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + READY_SECONDS
+    while not all(map(_is_stopped, Path(f"/proc/{pid}/task").iterdir())):
+        if time.monotonic() > deadline:
+            raise Unavailable(f"Process {pid} did not stop.")
+        time.sleep(POLL_SECONDS)
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        return ") T " in (thread / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return True
 
 
 def _children(pid: int) -> list[int]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from postroom.application.access.settings import AccessSettings
+from postroom.application.access.guard import AccessSettings
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.worker_reports import WorkerState
 from postroom.domain.capability.rights import BindPrincipal, MaxMessages, Right
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.errors import (
@@ -156,6 +157,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "list_dead_letters": (),
     "get_topic_policy": (A,),
     "list_topics": (),
+    "describe_topic": (A,),
+    "list_consumers": (),
+    "list_workers": (),
+    "report_worker": (JOB, WorkerState("shop")),
     "peek_messages": (A,),
     "search_messages": (EventFilter(topics=(A,)),),
     "preview_redrive": (RedriveSpec(topics=(A,)),),
@@ -164,6 +169,9 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "get_redrive": (JOB,),
     "list_redrive_messages": (JOB,),
     "change_redrive": (JOB, "cancel"),
+    "save_search": ("mine", f"topics={A}"),
+    "list_searches": (),
+    "delete_search": (JOB,),
     "get_settings": (),
     "preview_settings": (SettingsChanges(),),
     "set_settings": (SettingsChanges(),),

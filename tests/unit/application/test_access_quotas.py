@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from postroom.application.access.settings import AccessSettings
+from postroom.application.access.guard import AccessSettings
 from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.domain.capability.rights import Quota

@@ -2,7 +2,7 @@ from uuid import UUID
 
 import pytest
 
-from postroom.application.messaging.cleanup import AggregateCodec
+from postroom.application.messaging import AggregateCodec
 from postroom.domain.errors import BrokenLog
 from postroom.domain.outbox_events import (
     OutboxChange,

@@ -1,10 +1,12 @@
 """Background tasks end with their context."""
 
 import asyncio
+import sys
 
 import pytest
 
-from postroom.application.threads import background_task, cancel_and_wait, wait_at_most
+from postroom.application.threads import background_task, cancel_and_wait, new_event_loop, wait_at_most
+from tests.support.waiting import within
 
 
 async def test_a_background_task_runs_during_the_context_and_ends_with_it() -> None:
@@ -19,7 +21,7 @@ async def test_a_background_task_runs_during_the_context_and_ends_with_it() -> N
             steps.append("ended")
 
     async with background_task(work()):
-        await started.wait()
+        await within(started.wait())
         steps.append("block")
     assert steps == ["block", "ended"]
 
@@ -65,3 +67,17 @@ async def test_a_wait_ends_with_its_event_or_its_time_and_is_cancelled_with_its_
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_owners_event_loop_is_that_of_uvloop_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = new_event_loop()
+    try:
+        assert loop.run_until_complete(asyncio.sleep(0, "works")) == "works"
+        assert type(loop).__module__.startswith("uvloop") == is_installed
+    finally:
+        loop.close()

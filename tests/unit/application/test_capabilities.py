@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.adapters.keys.key_rings import MemoryKeyRing
+from postroom.adapters.key_rings import MemoryKeyRing
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.authority import Revocations

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.adapters.keys.key_rings import MemoryKeyRing
+from postroom.adapters.key_rings import MemoryKeyRing
 from postroom.application.access import authority as authority_module
 from postroom.application.access.authority import Authority, Revocations
 from postroom.application.access.guard import Deliveries

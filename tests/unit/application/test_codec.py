@@ -20,7 +20,7 @@ from postroom.application.mailbox.codec import (
 from postroom.application.mailbox.event_columns import RUNS
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.commands import (
+from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
     MailboxSettingsChanged,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from postroom.application.messages import rfc3339
 from postroom.application.queries.explain_message import explain
 from postroom.application.query_results import Explanation
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.message_history import trace
 from postroom.domain.policy import TopicPolicy
@@ -207,7 +207,7 @@ def test_a_message_is_dead_lettered_for_the_failure_of_its_last_attempt() -> Non
     )
     assert explanation.now == (
         f"It has been a dead letter since {at(40)} and is retained until {expiry}. It has no attempts left. "
-        "To redrive it: postroom dlq redrive."
+        "It can be redriven."
     )
     timed_out = explained([*events[:-2], Life.received(m, at=30, visibility=300), m.dead(at=330)], now=500)
     assert f"Its visibility timeout ended at {at(330)}" in texts(timed_out)[4]
@@ -220,6 +220,18 @@ def test_a_message_may_be_dead_lettered_without_a_delivery() -> None:
         assert why in texts(explanation)[1]
         assert why in explanation.now
         assert explanation.deliveries == []
+
+
+def test_attempts_beyond_a_maximum_that_was_lowered_are_not_counted_as_of_it() -> None:
+    m = Life("m")
+    events = [
+        m.sent(at=0),
+        *(event for at in (10, 30) for event in (m.received(at=at), m.requeued(at=at + 10, due=at + 10))),
+        m.received(at=50),
+        m.dead(at=60, error="bad"),
+    ]
+    text = texts(explained(events, now=100, policy=TopicPolicy(max_attempts=1)))[-1]
+    assert "That was attempt 3, and max_attempts of the topic was lowered to 1." in text
 
 
 def test_a_redrive_explains_the_next_delivery() -> None:

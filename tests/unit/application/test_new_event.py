@@ -9,7 +9,7 @@ import pydantic
 import pytest
 import uuid_utils
 
-from postroom.application.cloudevents.message import CloudEvent
+from postroom.application.cloudevents import CloudEvent
 from postroom.application.outbox.events import headers_of
 from postroom.application.outbox.new_event import NewEvent, RecordedEvent, check_size, record_event
 from postroom.application.tracing import PUBLISH, TraceContext, tracer

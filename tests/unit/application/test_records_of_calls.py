@@ -12,11 +12,13 @@ from postroom.application.access.audit import AuditEntry
 from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.service import Session
+from postroom.application.worker_reports import WorkerState
 from postroom.domain.capability.rights import Right
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.saved_search import search_id
 from postroom.domain.schedule import ScheduleSpec
 from postroom.domain.search import EventFilter
 from postroom.domain.settings import SettingsChanges
@@ -30,6 +32,7 @@ A = "orders"
 JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 NIGHTLY = ScheduleSpec(A, "0 3 * * *")
 SPEC = RedriveSpec(topics=(A,))
+QUERY = f"topics={A}"
 CHANGES = SettingsChanges(topics={A: {"max_attempts": 9}})
 
 
@@ -75,6 +78,10 @@ CALLS: dict[str, Call] = {
     "list_dead_letters": lambda s, r: s.mailbox.list_dead_letters(),
     "get_backlog": lambda s, r: s.mailbox.get_backlog(),
     "list_topics": lambda s, r: s.mailbox.list_topics(),
+    "describe_topic": lambda s, r: s.mailbox.describe_topic(A),
+    "list_consumers": lambda s, r: s.mailbox.list_consumers(),
+    "list_workers": lambda s, r: s.mailbox.list_workers(),
+    "report_worker": lambda s, r: s.mailbox.report_worker(JOB, WorkerState("shop")),
     "get_settings": lambda s, r: s.mailbox.get_settings(),
     "get_topic_policy": lambda s, r: s.mailbox.get_topic_policy(A),
     "redrive_dead_letters": lambda s, r: s.mailbox.redrive_dead_letters(A),
@@ -100,6 +107,9 @@ CALLS: dict[str, Call] = {
     "set_subscription": lambda s, r: s.mailbox.set_subscription("mail", SubscriptionFilter((A,))),
     "rewind_subscription": lambda s, r: s.mailbox.rewind_subscription("audit", 0),
     "delete_subscription": lambda s, r: s.mailbox.delete_subscription("audit"),
+    "save_search": lambda s, r: s.mailbox.save_search("mine", QUERY),
+    "list_searches": lambda s, r: s.mailbox.list_searches(),
+    "delete_search": lambda s, r: s.mailbox.delete_search(search_id("mine", QUERY)),
     "set_settings": lambda s, r: s.mailbox.set_settings(CHANGES),
     "preview_settings": lambda s, r: s.mailbox.preview_settings(CHANGES),
     "delete_old_events": lambda s, r: s.mailbox.delete_old_events(1 << 60),
@@ -138,6 +148,8 @@ async def prepare(place: MemoryPlace, call: str, session: Session) -> ReceivedMe
 
         await until_answer(is_done)
     (received,) = await session.mailbox.receive_messages(A, max_messages=1)
+    if call == "delete_search":
+        await owner.save_search("mine", QUERY)
     if call == "resume_topic":
         await owner.pause_topic(A)
     if call in ("rewind_subscription", "delete_subscription"):

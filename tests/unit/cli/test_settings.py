@@ -89,7 +89,7 @@ def test_only_what_the_file_and_the_environment_say_is_given_to_a_mailbox(folder
         ("topics = 3", ("[topics]", "must be a table")),
         ("[topics]\na = 3", ("topics", "must be a table")),
         ("durability = 'half'", ("durability", "full, relaxed")),
-        ("mailbox = 'nobody'", ("mailbox", "namespace@proxy")),
+        ("mailbox = 'no body'", ("mailbox", "without spaces")),
         ("store = 3", ("store", "expected non-empty text")),
         ("store = ", ("not valid TOML",)),
     ],

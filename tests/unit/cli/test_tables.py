@@ -1,3 +1,4 @@
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -145,3 +146,16 @@ def test_the_cursor_of_the_next_page_can_be_pasted_into_a_shell(
 ) -> None:
     Output(as_json=False).note_more(cursor)
     assert capsys.readouterr().err == f"There is more; continue with --cursor {shown}.\n"
+
+
+def test_a_terminal_is_told_how_to_explain_the_code_of_an_error_unless_the_text_says_all(capsys, monkeypatch):
+    error = {"code": "E_STORE", "message": "The store is of another version."}
+    Output(as_json=False).error(error)
+    assert capsys.readouterr().err == "postroom: The store is of another version.\n"
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    Output(as_json=False).error(error)
+    assert capsys.readouterr().err.splitlines()[1:] == ["`postroom explain E_STORE` says more."]
+    Output(as_json=False).error({"code": "E_SCHEMA", "message": "The limit must be at least 1."})
+    Output(as_json=True).error(error)
+    assert "explain" not in capsys.readouterr().err

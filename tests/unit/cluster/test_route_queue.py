@@ -7,7 +7,7 @@ from postroom.application.cluster.route_queue import PushCounts, RouteQueue
 from postroom.application.ports.control_plane import RouteChange
 from tests.support.clocks import ManualClock
 from tests.support.route_push import RecordedPush
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 
 ADDRESS = "127.0.0.1:7101"
 
@@ -26,7 +26,7 @@ class HangingPush(RecordedPush):
 
     async def push(self, address: str, change: RouteChange, key: str) -> None:
         self.calls += 1
-        await self.resumed.wait()
+        await within(self.resumed.wait())
         await super().push(address, change, key)
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.console import message_view
-from postroom.adapters.console.message_view import (
+from postroom.application import payload_preview
+from postroom.application.masking import Mask
+from postroom.application.payload_preview import (
     PREVIEW_CHARS,
     PayloadPreview,
     indent_json,
     preview_payload,
 )
-from postroom.application.masking import Mask
 from postroom.domain.envelope.content import PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
@@ -79,7 +79,7 @@ def test_bytes_are_shown_in_hexadecimal() -> None:
     assert shown.rows[4] == ("00000040", bytes(range(64, 80)).hex(" "), "@ABCDEFGHIJKLMNO")
 
 
-@pytest.mark.parametrize("size", [message_view.MAX_DECODED_BYTES + 1, 60 << 20], ids=["8MiB", "60MiB"])
+@pytest.mark.parametrize("size", [payload_preview.MAX_DECODED_BYTES + 1, 60 << 20], ids=["8MiB", "60MiB"])
 def test_what_decompresses_to_many_bytes_is_not_decoded(size: int) -> None:
     bomb = gzip.compress(b"[" + b"1," * (size // 2) + b"1]", 1)
     shown = preview(bomb, "application/json", "gzip")
@@ -93,7 +93,7 @@ def test_a_large_text_is_cut_between_characters() -> None:
     shown = preview("é".encode() * (5 << 20), "text/plain")
     assert shown.format == PayloadFormat.TEXT
     assert shown.text == "é" * PREVIEW_CHARS
-    binary = preview(b"\xff" * (message_view.MAX_DECODED_BYTES + 1), "text/plain")
+    binary = preview(b"\xff" * (payload_preview.MAX_DECODED_BYTES + 1), "text/plain")
     assert binary.format == PayloadFormat.BINARY
     assert binary.rows
 

@@ -9,15 +9,9 @@ from typing import Any
 
 from postroom.domain.errors import Rejected
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.commands import (
-    Command,
-    MailboxCreated,
-    MailboxMode,
-    OwnershipTaken,
-    Send,
-    TopicPolicySet,
-)
+from postroom.domain.mailbox.commands import Command, Send
 from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
 from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.message import (

@@ -14,7 +14,7 @@ from postroom.domain.redrive.job import (
     RedriveStarted,
     StartRedrive,
 )
-from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.redrive.spec import RedriveSpec, SkipReason, WaitingStatus
 from tests.unit.domain.scenario import Given, Life, given
 
 RECEIVE = Receive(("orders",), 9, 1 << 20)
@@ -171,6 +171,24 @@ def started(a: Life, b: Life, c: Life, spec: RedriveSpec) -> Given:
     return scenario.when(StartRedrive(JOB, spec, cutoff, 3, "ann"), at=3).then(
         [RedriveStarted(JOB, 1, 3 * MS, spec, cutoff, 3, "ann")]
     )
+
+
+def test_a_job_on_some_statuses_skips_what_has_another_by_then() -> None:
+    cases: list[tuple[WaitingStatus, SkipReason]] = [("ready", "in_flight"), ("in_flight", "ready")]
+    for status, reason in cases:
+        a, b, c = Life("a"), Life("b"), Life("c")
+        scenario = started(a, b, c, RedriveSpec(action="cancel", statuses=(status,)))
+        cutoff = scenario.mailbox.redrives[JOB].cutoff
+        step = AdvanceRedrive(JOB, (b.stream, c.stream), cutoff, True)
+        changed, left = (b, c) if status == "ready" else (c, b)
+        scenario.when(step, at=5).then(
+            [
+                changed.expired(at=5, reason="cancelled", principal="ann"),
+                RedriveAdvanced(JOB, 2, 5 * MS, cutoff, 1, 2),
+                RedriveSkipped(JOB, 3, 5 * MS, left.stream, reason),
+                RedriveCompleted(JOB, 4, 5 * MS),
+            ]
+        )
 
 
 def test_a_job_cancels_by_the_positions_of_the_sends_and_a_repeated_step_changes_nothing_more() -> None:

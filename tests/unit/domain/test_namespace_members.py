@@ -4,7 +4,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.counts import TopicCount
-from postroom.domain.namespace.members import (
+from postroom.domain.namespace import (
     MembersRecord,
     check_members,
     find_predecessors,

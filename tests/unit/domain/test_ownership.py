@@ -3,16 +3,8 @@
 import pytest
 
 from postroom.domain.errors import ImplausibleClock
-from postroom.domain.mailbox.commands import (
-    Clock,
-    LogTruncated,
-    MailboxCreated,
-    OwnershipTaken,
-    Receive,
-    Sweep,
-    TakeOwnership,
-    Truncate,
-)
+from postroom.domain.mailbox.commands import Receive, Sweep, TakeOwnership, Truncate
+from postroom.domain.mailbox.events import Clock, LogTruncated, MailboxCreated, OwnershipTaken
 from postroom.domain.mailbox.ownership import EXPIRY_GRACE_MS, MAX_DOWNTIME, Anchor, anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS

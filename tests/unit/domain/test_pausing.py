@@ -3,8 +3,9 @@
 import pytest
 
 from postroom.domain.errors import NotFound, Saturated
-from postroom.domain.mailbox.commands import Command, Pause, Receive, Resume, Sweep, TopicPaused, TopicResumed
+from postroom.domain.mailbox.commands import Command, Pause, Receive, Resume, Sweep
 from postroom.domain.mailbox.counts import summarize_topics
+from postroom.domain.mailbox.events import TopicPaused, TopicResumed
 from postroom.domain.message import MS
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.commands import OwnershipTaken
+from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import MS, ExpiryReason
 from postroom.domain.message_history import MessageHistory, trace
 from postroom.domain.policy import TopicPolicy

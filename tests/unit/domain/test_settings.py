@@ -5,14 +5,8 @@ from typing import Any
 import pytest
 
 from postroom.domain.errors import Difference, InvalidRequest, SettingsConflict
-from postroom.domain.mailbox.commands import (
-    MailboxCreated,
-    MailboxSettingsChanged,
-    OwnershipTaken,
-    SetPolicy,
-    SetSettings,
-    TakeOwnership,
-)
+from postroom.domain.mailbox.commands import SetPolicy, SetSettings, TakeOwnership
+from postroom.domain.mailbox.events import MailboxCreated, MailboxSettingsChanged, OwnershipTaken
 from postroom.domain.message import MS, MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy

@@ -1,13 +1,19 @@
 """A mailbox restored from a snapshot equals the fold of the whole log."""
 
+from random import Random
+
 import msgspec
+import pytest
 import zstandard
 from blake3 import blake3
 
 from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
+from postroom.domain.mailbox import batch
+from postroom.domain.mailbox.batch import EVER, Collector
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count
-from postroom.domain.mailbox.snapshot import VERSION
+from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.snapshot import VERSION, restore_snapshot
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
@@ -51,6 +57,33 @@ def test_a_restored_mailbox_is_the_same() -> None:
     assert again.mailbox.next_timer() == scenario.mailbox.next_timer()
     assert again.mailbox.in_flight == 1
     assert again.mailbox.policy(TOPIC) == POLICY
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("block", [1, 4, 100])
+def test_a_part_is_of_the_mailbox_as_it_is_when_the_part_is_complete(
+    block: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "BLOCK_ITEMS", block)
+    monkeypatch.setattr(batch, "CHUNK_ITEMS", 2)
+    chance = Random(seed)
+    waiting = [Life(f"early-{n}") for n in range(30)]
+    mailbox = given([policy_set(POLICY), *(life.sent(at=0) for life in waiting)]).mailbox
+    collector = Collector(mailbox, EVER, notes_unsettled=True)
+    for life in [Life(f"later-{n}") for n in range(20)]:
+        assert not collector.step(1)
+        if chance.random() < 0.6:
+            settled = waiting.pop(chance.randrange(len(waiting)))
+            evolve(mailbox, settled.received(at=1))
+            evolve(mailbox, settled.acked(at=1))
+        evolve(mailbox, life.sent(at=1))
+        waiting.append(life)
+    while not collector.step(1):
+        pass
+    restored = restore_snapshot([collector.finish(0, b"")], NAME)
+    assert restored is not None
+    assert take_snapshot(restored) == take_snapshot(mailbox)
+    assert collector.unsettled == mailbox.messages.keys() == {life.stream for life in waiting}
 
 
 def test_a_restored_mailbox_decides_like_the_original() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.envelope.text import payload_text
+from postroom.domain.envelope.content import payload_text
 from postroom.domain.envelope.v1.envelope_pb2 import EncryptionType, PrismEnvelope
 from tests.support.envelopes import build_envelope
 

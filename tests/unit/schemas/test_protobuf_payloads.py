@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.ingest.namespace import PayloadSchema, SchemaFormat
 from postroom.domain.envelope import content
-from postroom.domain.envelope.payload import ACCEPTED, PayloadValidation
+from postroom.domain.envelope.content import ACCEPTED, PayloadValidation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import InvalidRequest

@@ -1,1 +1,0 @@
-"""What outbox and inbox share: the codec of their events, cleanup, and the backlog in their database."""

@@ -1,1 +1,0 @@
-"""Incremental updates: batches of log records applied to the read models."""
