@@ -189,15 +189,20 @@ class StaleReceipt(Rejected):
 
 
 class LeaseHeld(Rejected):
-    """The lease of a mailbox is held by another runner (RFC-049 Lease Acquisition)."""
+    """The lease of a mailbox is held by another runner (RFC-049 Lease Acquisition).
+
+    Arguments:
+        remaining_ms: until the lease expires if it is not renewed, as an admin sees it; None if unknown.
+    """
 
     code = "E_LEASE_HELD"
     status = 409
 
-    def __init__(self, mailbox: str, runner: str) -> None:
+    def __init__(self, mailbox: str, runner: str, remaining_ms: int | None = None) -> None:
         super().__init__(f"Mailbox {mailbox} is leased by {runner}; wait until it is released or expires.")
         self.mailbox = mailbox
         self.runner = runner
+        self.remaining_ms = remaining_ms
 
 
 class LeaseLost(Rejected):

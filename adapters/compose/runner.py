@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # grpcio is an extra, and so is what ingestion needs
 
 __all__ = ["RunnerSettings", "StoreHost", "open_runner"]
 
-RELEASE_WAIT_MS = 500
+RELEASE_WAIT_MS = 100
 """How long a former owner has to release a mailbox before it is evicted; its lease has ended by then."""
 SIZE_SECONDS = 30.0
 """How often the size of a log is measured."""

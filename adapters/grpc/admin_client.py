@@ -16,6 +16,7 @@ from postroom.adapters.grpc.calls import (
     INTERVAL_KEY,
     LOG_EPOCH_KEY,
     MEMBERSHIP,
+    REMAINING_KEY,
     RUNNER_KEY,
     TTL_KEY,
     error_of,
@@ -108,7 +109,8 @@ class ControlPlaneClient:
         response, trailers = await self._call("acquire_lease", message, metadata)
         if not response.success:
             if RUNNER_KEY in trailers:
-                raise LeaseHeld(request.mailbox, read_text(trailers[RUNNER_KEY]))
+                runner = read_text(trailers[RUNNER_KEY])
+                raise LeaseHeld(request.mailbox, runner, read_number(trailers, REMAINING_KEY))
             raise LeaseLost(request.mailbox, response.message)
         return _grant(trailers, messages.read_time(response.lease_expires), request.ttl_ms, None)
 

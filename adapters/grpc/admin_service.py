@@ -11,6 +11,7 @@ from postroom.adapters.grpc.calls import (
     INTERVAL_KEY,
     LOG_EPOCH_KEY,
     MEMBERSHIP,
+    REMAINING_KEY,
     RUNNER_KEY,
     TTL_KEY,
     read_number,
@@ -92,6 +93,8 @@ class _LeaseService:
             )
         except LeaseHeld as error:
             call.trailers[RUNNER_KEY] = write_text(error.runner)
+            if error.remaining_ms is not None:
+                call.trailers[REMAINING_KEY] = str(error.remaining_ms)
             return admin_pb.AcquireLeaseResponse(
                 success=False, message=f"mailbox already leased by {error.runner}"
             )

@@ -167,6 +167,8 @@ MEMBERS_KEY = "postroom-members"
 """Of a call of `postroom.v1` by a client of a namespace: how many mailboxes of the namespace it knows."""
 RUNNER_KEY = "postroom-runner"
 """Of the answer to an acquisition that was refused: the runner that has the lease."""
+REMAINING_KEY = "postroom-remaining-ms"
+"""The same: time until the lease may be acquired if it is not renewed."""
 
 _SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 MAX_DIGITS = 19

@@ -17,6 +17,8 @@ from postroom.domain.errors import Unavailable
 T = TypeVar("T")
 
 ATTEMPT_SECONDS = 1.5
+FIRST_ATTEMPTS_SECONDS = 0.3, 0.6
+"""The same of the first requests to the API, which a stream without a leader does not answer."""
 PAUSE_SECONDS = 0.05
 PAGE_MESSAGES, PAGE_BYTES = 500, 8 << 20
 """Bounds of the messages that one request reads."""
@@ -220,9 +222,11 @@ class StreamClient:
     async def _ask(self, where: str, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         body = msgspec.json.encode(request)
         what = f"Stream {self.stream} could not be used"
+        attempts = iter(FIRST_ATTEMPTS_SECONDS)
         while True:
+            seconds = next(attempts, ATTEMPT_SECONDS)
             try:
-                return await self._request(f"{API}.{where}", body, deadline)
+                return await self._request(f"{API}.{where}", body, deadline, seconds=seconds)
             except ApiError as refused:
                 if refused.number == _NO_STREAM:
                     raise StreamMissing from refused
@@ -234,9 +238,14 @@ class StreamClient:
             await self._pause(deadline, what, reason)
 
     async def _request(
-        self, subject: str, payload: bytes, deadline: float, headers: Mapping[str, str] | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        deadline: float,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = ATTEMPT_SECONDS,
     ) -> dict[str, Any]:
-        seconds = min(ATTEMPT_SECONDS, deadline - _now())
+        seconds = min(seconds, deadline - _now())
         if seconds <= 0:
             raise TimeoutError
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())

@@ -111,8 +111,8 @@ class LeaseLog:
             try:
                 count = min(limit - len(messages), PAGE_MESSAGES)
                 request = {"seq": first, "batch": count, "next_by_subj": self.all_subjects}
-                found = await read_page(self._client, self._stream, request, last, deadline)
-                page = [decode(*each) for each in found]
+                stored = await read_page(self._client, self._stream, request, last, deadline)
+                page = [decode(*each) for each in stored]
             except (NatsError, OSError, TimeoutError) as error:
                 page, reason = [], _describe(error)
             messages += [each for each in page if each.sequence <= last]

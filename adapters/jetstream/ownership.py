@@ -76,7 +76,8 @@ class JetStreamOwnership(Ownership, OwnerDirectory):
             await own.answer()
             while True:
                 record, sequence = await _find(streams, mailbox)
-                is_free = not record.token or await self._is_gone(streams, record.token)
+                seconds = min(PING_SECONDS, max(deadline - now(), PING_SECONDS / 2))
+                is_free = not record.token or await self._is_gone(streams, record.token, seconds)
                 if is_free and await own.take(sequence):
                     break
                 if now() >= deadline:
@@ -160,9 +161,13 @@ class JetStreamOwnership(Ownership, OwnerDirectory):
                 await asyncio.to_thread(self._shared.close)
             raise
 
-    async def _is_gone(self, streams: OpenStreams, token: str) -> bool:
-        """Return whether an owner was absent, or silent, for so long that it counts as gone."""
-        answer = await _ask(streams, token, _PING)
+    async def _is_gone(self, streams: OpenStreams, token: str, seconds: float) -> bool:
+        """Return whether an owner was absent, or silent, for so long that it counts as gone.
+
+        Arguments:
+            seconds: to wait for its answer.
+        """
+        answer = await _ask(streams, token, _PING, seconds)
         is_absent = answer is None
         self._missed.pop((token, not is_absent), None)
         if answer:
@@ -255,13 +260,15 @@ def _record_subject(streams: OpenStreams, mailbox: str) -> str:
     return f"{streams.settings.state_stream}.owner.{token_of(mailbox)}"
 
 
-async def _ask(streams: OpenStreams, token: str, request: bytes) -> bytes | None:
+async def _ask(
+    streams: OpenStreams, token: str, request: bytes, seconds: float = PING_SECONDS
+) -> bytes | None:
     """Return the answer of an owner: empty if it is silent, None if its connection is gone."""
     client, subject = streams.client, _subject(streams, token)
 
     async def ask(_: float) -> bytes | None:
         try:
-            return (await client.request(subject, request, timeout=PING_SECONDS)).data
+            return (await client.request(subject, request, timeout=seconds)).data
         except NoRespondersError:
             return None
         except TimeoutError:

@@ -46,6 +46,9 @@ MAX_PROXIES = 1_000
 MAX_MAILBOXES = 10_000
 """Maximum number of mailboxes of which a runner may say that it has the lease."""
 
+MIN_INTERVAL_MS = 100
+"""Shortest interval at which runners register."""
+
 T = TypeVar("T")
 
 
@@ -152,7 +155,8 @@ class ControlPlane:
 
         Raises:
             InvalidRequest: an argument is malformed, or the partition belongs to another mailbox.
-            LeaseHeld: another runner has the lease.
+            LeaseHeld: another runner has the lease; its `remaining_ms` says how long at least, unless it is
+                released.
             LeaseLost: the acquisition was granted before, and its lease has ended.
         """
         mailbox = check_mailbox(request.mailbox)
@@ -173,7 +177,11 @@ class ControlPlane:
             policy.ttl_ms,
             policy.grace_period_ms,
         )
-        lease = await self._change(lambda: self._leases.acquire(command))
+        try:
+            lease = await self._change(lambda: self._leases.acquire(command))
+        except LeaseHeld as error:
+            error.remaining_ms = self._table.expires_in_ms(mailbox)
+            raise
         self._counts.acquisitions += 1
         return self._grant(lease)
 
@@ -264,6 +272,8 @@ class ControlPlane:
         if not self._runners.register(member):
             raise Saturated("The admin has too many runners; add another admin.", interval_ms)
         offers = self._runners.offer(runner, self._find_orphans(), now)
+        if (expiry_ms := self._table.next_expiry_ms()) is not None:  # its mailbox is offered then
+            interval_ms = min(interval_ms, max(expiry_ms, MIN_INTERVAL_MS))
         return RunnerRegistration(
             interval_ms=interval_ms, ttl_ms=self._settings.member_ttl_ms, offers=tuple(offers)
         )
@@ -360,7 +370,7 @@ class ControlPlane:
         alive = {each.proxy for each in self._table.proxies()}
         orphans: dict[str, str | None] = {}
         for lease in self._table.leases():
-            if not lease.is_held:
+            if not lease.is_held or self._table.is_expired(lease):
                 home = lease.mailbox.rpartition("@")[2]
                 orphans[lease.mailbox] = (
                     home if home in alive else self._table.partitions.owner(lease.partition)

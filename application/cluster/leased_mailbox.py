@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Pauses between attempts to acquire a lease; they double."""
+EXPIRY_MARGIN_SECONDS = 0.02, 0.1
+"""Between the expiry of another runner's lease and the attempt to acquire it, by chance."""
 REQUEST_SECONDS = 5.0
 """Longest time for a request to the control plane, which may ask several admins."""
 REQUEST_FRACTION = 1 / 3
@@ -87,6 +89,10 @@ class LeasedMailbox:
         self._acquisition: str | None = None
         self._problem = ""
         self._request_seconds = REQUEST_SECONDS
+        self._log_epoch: int | None = None
+        self._is_refused = False
+        self._expires_at: float | None = None
+        """Uptime in s at which the lease of another runner expires, as far as an admin knows."""
 
     @property
     def is_held(self) -> bool:
@@ -108,12 +114,27 @@ class LeasedMailbox:
         """Own the mailbox as often as possible until the runner stops; one that was offered only once."""
         failures = 0
         while not self._stopping.is_set():
+            was_refused = self._is_refused
             was_served = await self._own()
             if self._is_offered:
                 return
-            failures = 0 if was_served else failures + 1
-            ceiling = min(MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS * 2 ** min(failures, 10))
-            await wait_at_most(ceiling * random.uniform(0.5, 1), self._stopping.wait())
+            if was_served or self._is_refused != was_refused:
+                failures = 0
+            failures += not was_served
+            await wait_at_most(self._pause_seconds(failures), self._stopping.wait())
+
+    def _pause_seconds(self, failures: int) -> float:
+        """Return the time until the next attempt, at the latest when the lease of another runner expires.
+
+        Such a lease may be released before. Whenever it was renewed, there is an attempt before it expires,
+        which learns when that is: the time from a renewal to the expiry is at least that to the attempt.
+        """
+        ceiling: float = min(MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS * 2 ** min(failures, 10))
+        pause = ceiling * random.uniform(0.5, 1)
+        if self._expires_at is None:
+            return pause
+        remaining = max(0.0, self._expires_at - self._clock.uptime() / 1_000_000)
+        return min(pause, remaining + random.uniform(*EXPIRY_MARGIN_SECONDS))
 
     async def _own(self) -> bool:
         """Acquire the lease and serve the mailbox until it is lost; return whether it was served."""
@@ -150,23 +171,31 @@ class LeasedMailbox:
 
     async def _acquire(self) -> HeldLease | None:
         """Return the lease; None if it is not granted now."""
+        self._is_refused, self._expires_at = False, None
         try:
             lease = await self._try_acquire()
         except LeaseHeld as error:
+            self._is_refused = True
+            if error.remaining_ms is not None:
+                self._expires_at = self._clock.uptime() / 1_000_000 + error.remaining_ms / 1_000
             self._metrics.acquisitions["held"] += 1
             self._note("lease.held_by_another", error, logger().info)
             return None
         except Exception as error:  # even a defect must not end the loop
+            self._log_epoch = None
             self._metrics.acquisitions["failed"] += 1
             self._note("lease.not_acquired", error)
             return None
+        self._log_epoch = None
         self._metrics.acquisitions["granted"] += 1
         self._problem = ""
         logger().info("lease.acquired", mailbox=self.mailbox, epoch=lease.epoch)
         return lease
 
     async def _try_acquire(self) -> HeldLease:
-        log_epoch = await self._host.log_epoch(self.mailbox)
+        if self._log_epoch is None:  # while others have the lease, its epoch is at least that of the log
+            self._log_epoch = await self._host.log_epoch(self.mailbox)
+        log_epoch = self._log_epoch
         if self._is_offered and not log_epoch:
             raise NotFound(
                 f"Mailbox {self.mailbox} was offered to this runner, whose store does not have it; give its "

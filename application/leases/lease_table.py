@@ -109,6 +109,18 @@ class LeaseTable:
         """Return the ms until the end of the lease's TTL; negative in its grace period."""
         return self._lease_observations.remaining_ms(lease, self._uptime())
 
+    def expires_in_ms(self, mailbox: str) -> int | None:
+        """Return the ms until a lease may be let expire if it is not renewed; None if it is not held."""
+        lease = self._leases.get(mailbox)
+        if lease is None or not lease.is_held:
+            return None
+        return max(0, self.remaining_ms(lease) + 1 + lease.grace_ms)  # rounded up
+
+    def next_expiry_ms(self) -> int | None:
+        """Return the ms until the next lease is to be let expire if none is renewed; None without one."""
+        remaining = map(self.expires_in_ms, self._leases.copy())
+        return min((each for each in remaining if each), default=None)
+
     def expired_leases(self) -> list[Lease]:
         """Return the leases to let expire."""
         now = self._uptime()

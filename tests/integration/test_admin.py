@@ -130,6 +130,8 @@ async def test_a_client_of_the_product_gets_typed_answers(client) -> None:
     with pytest.raises(LeaseHeld) as held:
         await client.acquire_lease(lease_request(runner="läufer"))
     assert held.value.runner == "runner-1"
+    assert held.value.remaining_ms is not None
+    assert held.value.remaining_ms > 0
     heartbeat = Heartbeat(mailbox=MAILBOX, runner="runner-1", proxy="proxy-1", epoch=7, queries_served=3)
     assert (await client.renew_lease(heartbeat)).epoch == 7
     with pytest.raises(LeaseLost, match="epoch 7, not 6"):

@@ -100,6 +100,31 @@ async def test_a_lease_that_nobody_renews_expires_after_its_ttl_and_grace_period
         await admins.one.renew_lease(heartbeat(epoch=1))
 
 
+async def test_a_refused_acquisition_says_when_the_lease_expires_unless_it_is_renewed(admins) -> None:
+    await admins.one.acquire_lease(lease_request())
+    await admins.catch_up()
+    admins.advance(3_000)
+    with pytest.raises(LeaseHeld) as held:
+        await admins.two.acquire_lease(lease_request(runner="runner-2"))
+    assert held.value.remaining_ms == 9_001
+    admins.advance(held.value.remaining_ms)
+    assert (await admins.two.acquire_lease(lease_request(runner="runner-2"))).epoch == 2
+
+
+async def test_runners_register_again_when_a_lease_expires_and_are_offered_its_mailbox(admins) -> None:
+    await admins.one.acquire_lease(lease_request())
+    await admins.catch_up()
+    address = "127.0.0.1:7002"
+    registration = await admins.one.register_runner("runner-2", "proxy-1", address)
+    assert registration.interval_ms == SETTINGS.member_interval_ms
+    admins.advance(11_500)
+    registration = await admins.one.register_runner("runner-2", "proxy-1", address)
+    assert (registration.interval_ms, registration.offers) == (501, ())
+    admins.advance(registration.interval_ms)
+    registration = await admins.one.register_runner("runner-2", "proxy-1", address)
+    assert (registration.interval_ms, registration.offers) == (SETTINGS.member_interval_ms, (MAILBOX,))
+
+
 async def test_a_renewal_within_the_grace_period_is_granted_and_starts_the_ttl_again(admins) -> None:
     await admins.one.acquire_lease(lease_request())
     await admins.catch_up()
