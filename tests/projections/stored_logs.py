@@ -14,7 +14,6 @@ from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sql.log_reader import Driver
-from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import GENESIS
 from postroom.domain.message import Headers
@@ -24,7 +23,10 @@ from tests.conformance.records import append, created, life, received, sent
 
 ONE, TWO, LATER = "acme@one", "acme@two", "zulu@later"
 TOPICS = ("orders", "orders.eu", "ordersX", "Orders", "ü.x", "it's", "%_", "a\x00b", "a\x1ab", "\x1a0")
-KINDS = ("sqlite", "sqlite python", "postgres", "postgres python", "archive sqlite", "archive postgres")
+KINDS = (
+    *("sqlite", "sqlite python", "postgres", "postgres python", "jetstream"),
+    *("archive sqlite", "archive postgres", "archive jetstream"),
+)
 ARCHIVED = {ONE: 22, TWO: 0}
 """Through which position a log of a kind with an archive is archived and gone from the store."""
 
@@ -66,7 +68,7 @@ def open_event_log(store: str, mailbox: str) -> EventLog:
     """Open a mailbox's log for writing, and make it where it is missing."""
     if is_url(store):
         return PostgresEventLog(store, mailbox, durability="relaxed", partition_positions=16)
-    return SqliteEventLog(store, mailbox, durability="relaxed")
+    return open_store(store).event_log(mailbox, durability="relaxed")
 
 
 def keep(kind: str, store: str, folder: Path | str, stack: ExitStack, count: int = 20) -> Kept:

@@ -47,6 +47,8 @@ def kept(
     if "postgres" in kind:
         create: CreateDatabase = request.getfixturevalue("create_shared_database")
         store = create(request.getfixturevalue("postgres_store_template"))
+    elif "jetstream" in kind:
+        store = f"{request.getfixturevalue('shared_nats_url')}/{kind.replace(' ', '_').upper()}"
     else:
         store = str(folder / "store.db")
     with ExitStack() as stack:

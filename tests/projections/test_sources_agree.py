@@ -66,11 +66,12 @@ def text(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "archive"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "jetstream", "archive"])
 async def test_events_messages_and_payloads_are_those_of_the_live_engine(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    store = request.getfixturevalue("postgres_store") if kind == "postgres" else str(tmp_path / "live.db")
+    is_file = kind in ("sqlite", "archive")
+    store = str(tmp_path / "live.db") if is_file else request.getfixturevalue(f"{kind}_store")
     details = await send_and_settle(store)
     options = {"path": store}
     if kind == "archive":
