@@ -349,7 +349,7 @@ class UnusableServer(Unavailable):
 
 
 class UnusableStore(UnusableServer):
-    """A store has the format of another version, or its file has another name, owner or mode than it must."""
+    """A store has another version's format, an unfinished restore, or a file of another owner or mode."""
 
     code = "E_STORE"
 

@@ -79,7 +79,9 @@ def import_store(
 async def restore(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],
-    into: Annotated[str, Option(metavar="STORE", help="SQLite file or postgresql:// URL to restore into.")],
+    into: Annotated[
+        str, Option(metavar="STORE", help="SQLite file, postgresql:// or nats:// URL to restore into.")
+    ],
     replace: Annotated[bool, Option("--replace", help="Replace what the store contains.")] = False,
     discard_newer: Annotated[
         int,
@@ -90,7 +92,8 @@ async def restore(
 
     With --replace, the backup replaces the contents of the store; no process may use it. If it has records
     that the backup lacks, such as acknowledged sends, the error names their number for --discard-newer.
-    Owners and receipts from after the backup are refused. Rebuild the read models afterwards.
+    Owners and receipts from after the backup are refused. Rebuild the read models afterwards. A store in
+    JetStream must be empty; it can't be opened before all of it is restored.
     """
     from postroom.adapters.compose.restore import restore as run
 

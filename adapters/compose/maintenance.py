@@ -144,6 +144,11 @@ def import_store(old: str, new: str, progress: Callable[[int], None] = lambda _:
     Raises: InvalidRequest when the old store has another format or the new one is not empty, NotFound when
         there is no old store, BrokenLog when a record was altered, Unavailable.
     """
+    if scheme_of(new) == JETSTREAM_SCHEME:
+        raise InvalidRequest(
+            f"A store of a former format can't be imported into {open_store(new).where} at once; import it "
+            "into a new file, and restore a backup of that."
+        )
     if not has_store(old):
         raise NotFound(f"There is no store at {old}; name the file or the postgresql:// URL of one.")
     with explain_missing_extra(), _reading(old) as store:

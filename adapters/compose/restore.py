@@ -17,7 +17,7 @@ from postroom.adapters.backup import (
     writing,
 )
 from postroom.adapters.compose.backup import Progress, verify_logs
-from postroom.adapters.compose.store import Store, is_on_servers, open_store
+from postroom.adapters.compose.store import JETSTREAM_SCHEME, Store, open_store, scheme_of
 from postroom.adapters.files import sync
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
@@ -26,11 +26,21 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.sqlite.store_file import has_file
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.backup.former_records import fencing_commits
-from postroom.application.backup.manifest import Loss, Manifest, check_losses, compare, copy_store
+from postroom.application.backup.manifest import (
+    Loss,
+    Manifest,
+    check_losses,
+    compare,
+    copy_store,
+    verification_of,
+)
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.commit import Commit
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import is_mailbox
+
+KILLED_OWNER_MS = 5_000
+"""How long a restore waits for a mailbox in JetStream, whose killed owner leaves a record (ADR 0148)."""
 
 
 class Restoration(msgspec.Struct, frozen=True):
@@ -67,7 +77,7 @@ async def restore(
         backup's data; MailboxOwned and Unavailable when a process uses it; NotFound and IntegrityFailure as
         `verify_backup`.
     """
-    place, manifest = open_store(store), read_manifest(backup)
+    place, manifest, wait_ms = open_store(store), read_manifest(backup), 0
     if isinstance(place, SqliteStore):
         path = Path(place.identity)
         existing = _existing_in_file(path)
@@ -75,14 +85,17 @@ async def restore(
     elif is_url(store):
         existing = _existing_in_database(store)
         run = partial(_load_database, store)
-    elif is_on_servers(store):
-        raise InvalidRequest(
-            f"A backup can't be restored into JetStream, such as {place.where}, where it would not be all or "
-            "nothing; restore it into a file or a postgresql:// URL."
-        )
+    elif scheme_of(store) == JETSTREAM_SCHEME:
+        existing, wait_ms = _existing_in_streams(store), KILLED_OWNER_MS
+        run = partial(_load_streams, store)
+        if existing:
+            raise InvalidRequest(
+                f"The store {place.where} is not empty (it has {', '.join(existing)}), and streams can't be "
+                "replaced at once; restore into another one."
+            )
     else:
         raise InvalidRequest(
-            f"The store {place.where} ends with the command; name a file or a postgresql:// URL."
+            f"The store {place.where} ends with the command; name a file, or a postgresql:// or nats:// URL."
         )
     if existing and not replace:
         raise InvalidRequest(
@@ -90,18 +103,20 @@ async def restore(
             "--replace."
         )
     async with AsyncExitStack() as opened:
-        await _own(place, existing, manifest, opened)
+        await _own(place, existing, manifest, wait_ms, opened)
         # Not in a thread: if the command was interrupted, ownership would end before the thread.
         epochs, losses = run(place, backup, manifest, discard_newer, progress)
     return Restoration(place.where, manifest, epochs, losses)
 
 
-async def _own(place: Store, existing: list[str], manifest: Manifest, opened: AsyncExitStack) -> None:
+async def _own(
+    place: Store, existing: list[str], manifest: Manifest, wait_ms: int, opened: AsyncExitStack
+) -> None:
     """Own the mailboxes of the store and of the backup, so that no other process can open one meanwhile."""
     owner = f"postroom restore, process {os.getpid()} on {socket.gethostname()}"
     for mailbox in sorted({*existing, *(head.mailbox for head in manifest.mailboxes)}):
         if is_mailbox(mailbox):
-            await opened.enter_async_context(place.ownership().acquire(mailbox, owner, 0))
+            await opened.enter_async_context(place.ownership().acquire(mailbox, owner, wait_ms))
 
 
 # -- into a SQLite file ---
@@ -173,15 +188,7 @@ def _load_database(
     """Replace the contents of a database in one transaction; return the new epochs and the lost events."""
     from postroom.adapters.postgres.backup import loading_store
 
-    check_files(backup, manifest)
-    snapshot = SqliteStoreSnapshot(backup / STORE)
-    foreign = [table for table in snapshot.tables() if table not in STORE_TABLES]
-    if foreign:
-        raise InvalidRequest(
-            f"The backup {backup} has tables that are not Postroom's ({', '.join(foreign)}); restore it "
-            "into a SQLite file."
-        )
-    verify_logs(snapshot, str(backup), manifest, progress)
+    snapshot = _checked_logs(backup, manifest, progress)
     fences = _fences(snapshot, manifest)
     with loading_store(url) as loader:
         losses = _losses(place, loader.mailboxes(), snapshot)
@@ -192,7 +199,56 @@ def _load_database(
     return _epochs(fences), losses
 
 
-# -- into both ---
+# -- into JetStream ---
+
+
+@explain_missing_extra("nats")
+def _existing_in_streams(url: str) -> list[str]:
+    """Return the logs of a store in JetStream, which need not exist."""
+    from postroom.adapters.jetstream.backup import existing_logs
+
+    return existing_logs(url)
+
+
+def _load_streams(
+    url: str, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
+) -> tuple[dict[str, int], list[Loss]]:
+    """Load an empty store, which can be opened when all of it is verified; return the new epochs."""
+    from postroom.adapters.jetstream.backup import loading_store
+
+    snapshot = _checked_logs(backup, manifest, progress)
+    others = [file.name for file in manifest.files if file.name != STORE]
+    if others or next(snapshot.recorded_messages(), None) is not None:
+        what = f"tables ({', '.join(others)})" if others else "messages that transactions recorded"
+        raise InvalidRequest(
+            f"The backup {backup} has {what} that JetStream can't hold; restore it into a database of the "
+            "kind that it is of."
+        )
+    check_losses([], 0, place.where, discard_newer)
+    fences = _fences(snapshot, manifest)
+    with loading_store(url, snapshot.last_events) as loader:
+        copy_store(snapshot, loader, manifest.mailboxes, fences)
+        for head in manifest.mailboxes:
+            verify = verification_of(loader.log(head.mailbox))
+            verify(expected_last=head.position, expected_chain=head.chain)
+    return _epochs(fences), []
+
+
+# -- into all ---
+
+
+def _checked_logs(backup: Path, manifest: Manifest, progress: Progress) -> SqliteStoreSnapshot:
+    """Return the logs of a backup, verified; raise InvalidRequest if it has tables of a user."""
+    check_files(backup, manifest)
+    snapshot = SqliteStoreSnapshot(backup / STORE)
+    foreign = [table for table in snapshot.tables() if table not in STORE_TABLES]
+    if foreign:
+        raise InvalidRequest(
+            f"The backup {backup} has tables that are not Postroom's ({', '.join(foreign)}); restore it "
+            "into a SQLite file."
+        )
+    verify_logs(snapshot, str(backup), manifest, progress)
+    return snapshot
 
 
 def _losses(place: Store, existing: list[str], snapshot: SqliteStoreSnapshot) -> list[Loss]:

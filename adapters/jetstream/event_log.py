@@ -46,6 +46,7 @@ class JetStreamEventLog(Records, EventLog):
         durable: bool = True,
         create_missing: bool = True,
         allow_gaps: bool = False,
+        restoration: str = "",
     ) -> None:
         """Open the log of `mailbox`.
 
@@ -54,6 +55,7 @@ class JetStreamEventLog(Records, EventLog):
             create_missing: create the streams and the mailbox if they are missing; otherwise they must exist,
                 and the log is read-only.
             allow_gaps: read on where commits are missing between others.
+            restoration: token of the restore that writes the log; see `StoreState`.
 
         Raises: NotFound when the store or the mailbox is missing, InvalidRequest when the servers could lose
             acknowledged commits, Unavailable when they can't be used.
@@ -64,7 +66,7 @@ class JetStreamEventLog(Records, EventLog):
         self._is_closed = False
         self._streams = streams.open(create=create_missing)
         try:
-            self._state = StoreState(self._streams)
+            self._state = StoreState(self._streams, restoration)
             self._is_synced = create_missing and durable and self._streams.is_synced()
             if create_missing:
                 self._state.add_mailbox(mailbox)
@@ -82,6 +84,11 @@ class JetStreamEventLog(Records, EventLog):
         self._removed: int | None = None
         self._purged = 0
         self._lock = RLock()
+
+    @property
+    def message_bytes(self) -> int:
+        """Return the size of the largest message that the servers take."""
+        return self._streams.log.max_bytes
 
     @property
     def durability(self) -> str:
@@ -246,7 +253,9 @@ class JetStreamEventLog(Records, EventLog):
         raise Unavailable(f"Others append to mailbox {self.mailbox} all the time; retry shortly.")
 
     def _check_end(self, end: End, first: Commit) -> None:
-        if end.position == first.first - 1:
+        # A log that was restored without the commits that retention had removed begins after them.
+        last = end.position if end.frame is not None else self._removed_through()
+        if last == first.first - 1:
             return
         self._messages.forget()
         if end.epoch > first.epoch:

@@ -15,7 +15,7 @@ from postroom.application.mailbox.codec import FORMAT, check_format
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.application.telemetry import logger
 from postroom.application.version import own_version
-from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable, UnusableStore
 
 T = TypeVar("T")
 TRIES = 20
@@ -27,11 +27,13 @@ class Mailboxes(msgspec.Struct, frozen=True, array_like=True):
 
     Arguments:
         version: of Postroom, which wrote the store first in that format.
+        restoration: token of a restore that has not ended, until which nobody else opens the store.
     """
 
     format: int = FORMAT
     version: str = ""
     ids: dict[str, int] = {}
+    restoration: str = ""
 
 
 class LogState(msgspec.Struct, frozen=True, array_like=True):
@@ -68,10 +70,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StoreState:
-    """The records and blobs of a store; calls block, and raise Unavailable when the stream can't be used."""
+    """The records and blobs of a store; calls block, and raise Unavailable when the stream can't be used.
 
-    def __init__(self, streams: OpenStreams) -> None:
+    Arguments:
+        restoration: token of the restore that this process runs; empty for none.
+    """
+
+    def __init__(self, streams: OpenStreams, restoration: str = "") -> None:
         self._streams = streams
+        self._restoration = restoration
         self._stream: StreamClient = streams.state
         self._root = streams.settings.state_stream
 
@@ -80,7 +87,7 @@ class StoreState:
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of all logs, by name, in the order of ids.
 
-        Raises: UnusableStore when the store has the format of a later version.
+        Raises: UnusableStore when the store has the format of a later version, or its restore has not ended.
         """
         return dict(sorted(self._mailboxes().ids.items(), key=lambda item: item[1]))
 
@@ -88,15 +95,50 @@ class StoreState:
         """Add a log to the names, unless it is there."""
 
         def add(record: Mailboxes) -> Mailboxes:
-            check_format(self._streams.settings.where, record.format, record.version)
+            self._check(record)
             ids = record.ids
             if mailbox not in ids:
                 ids = ids | {mailbox: max(ids.values(), default=0) + 1}
             # The first owner of a later version begins its format: former versions refuse the store then.
             is_current = record.format == FORMAT and record.version
-            return Mailboxes(FORMAT, record.version if is_current else own_version(), ids)
+            return replace(
+                record, format=FORMAT, version=record.version if is_current else own_version(), ids=ids
+            )
 
         self._change(f"{self._root}.mailboxes", Mailboxes, add)
+
+    def is_restoring(self) -> bool:
+        """Return whether a restore of the store has begun and not ended."""
+        return bool(self._read(f"{self._root}.mailboxes", Mailboxes)[0].restoration)
+
+    def begin_restoration(self) -> None:
+        """Take an empty store for a restore, and remove what an interrupted restore has left in it.
+
+        Raises: InvalidRequest when the store is not empty.
+        """
+        log = self._streams.log
+        messages = self._streams.call(log.info)["state"]["messages"]
+
+        def begin(record: Mailboxes) -> Mailboxes:
+            if (record.ids or messages) and not record.restoration:
+                raise InvalidRequest(
+                    f"The store {self._streams.settings.where} is not empty; restore into another one."
+                )
+            return Mailboxes(FORMAT, own_version(), restoration=self._restoration)
+
+        self._change(f"{self._root}.mailboxes", Mailboxes, begin)
+        self._streams.call(partial(log.purge, f"{log.stream}.*", None), WRITE_SECONDS)
+        for kind in ("log", "snapshot", "index", "keys"):
+            self._streams.call(partial(self._stream.purge, f"{self._root}.{kind}.>", None), WRITE_SECONDS)
+
+    def end_restoration(self) -> None:
+        """Open the store to others, with all that was restored."""
+
+        def end(record: Mailboxes) -> Mailboxes:
+            self._check(record)
+            return replace(record, restoration="")
+
+        self._change(f"{self._root}.mailboxes", Mailboxes, end)
 
     def log_state(self, mailbox: str) -> LogState:
         """Return the end of retention and the seal of a log."""
@@ -124,8 +166,18 @@ class StoreState:
 
     def _mailboxes(self) -> Mailboxes:
         record, _ = self._read(f"{self._root}.mailboxes", Mailboxes)
-        check_format(self._streams.settings.where, record.format, record.version)
+        self._check(record)
         return record
+
+    def _check(self, record: Mailboxes) -> None:
+        """Check that this process can use a store with this record; raise UnusableStore."""
+        where = self._streams.settings.where
+        check_format(where, record.format, record.version)
+        if record.restoration != self._restoration:
+            raise UnusableStore(
+                f"The store {where} is being restored from a backup, or a restore was interrupted; wait for "
+                "it, or run postroom restore again."
+            )
 
     def _read(self, subject: str, type_: type[T]) -> tuple[T, int]:
         """Return a record and the sequence of its message; the default and 0 without one."""

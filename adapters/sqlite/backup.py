@@ -15,7 +15,7 @@ from postroom.adapters.sqlite.store_file import create_tables, has_file
 from postroom.application.mailbox.codec import compress
 from postroom.application.ports.backup import MailboxHead, RecordedRow, StoreLoader, StoreSnapshot
 from postroom.application.ports.event_log import Seal, StoredSnapshot
-from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
+from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent
 from postroom.domain.errors import NotFound, Unavailable
 
 STEP_PAGES = 2_000
@@ -87,6 +87,11 @@ class SqliteStoreSnapshot(StoreSnapshot):
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
         with self._reading() as reader:
             yield from starmap(IndexEntry, reader.execute(_SQL["entries"], (mailbox,)))
+
+    def last_events(self, mailbox: str) -> Iterator[LastEvent]:
+        """Yield the last events of messages that the index has, in the order of their positions."""
+        with self._reading() as reader:
+            yield from starmap(LastEvent, reader.execute(_SQL["last_events"], (mailbox,)))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         with closing(self.log(mailbox)) as log:

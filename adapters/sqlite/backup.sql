@@ -18,6 +18,10 @@ INSERT INTO mailbox_names (name, removed_through) VALUES (?, ?) RETURNING id;
 -- name: entries
 SELECT stream, version, position, last FROM log_index WHERE mailbox = (SELECT id FROM mailbox_names WHERE name = ?);
 
+-- name: last_events
+SELECT stream, position, last FROM log_index
+WHERE mailbox = (SELECT id FROM mailbox_names WHERE name = ?) AND last IS NOT NULL ORDER BY last;
+
 -- name: add_commit
 INSERT INTO log (place, last, epoch, at, chain, events, envelopes) VALUES (?, ?, ?, ?, ?, ?, ?);
 

@@ -285,7 +285,7 @@ class VerifyBackup:
         for head in manifest.mailboxes:
             with closing(self._open_log(head.mailbox)) as log:
                 try:
-                    verification = _verification(log)(
+                    verification = verification_of(log)(
                         expected_last=head.position,
                         expected_chain=head.chain,
                         progress=lambda position, start=done - head.first: progress(start + position),  # type: ignore[misc]
@@ -304,6 +304,6 @@ class VerifyBackup:
         return verifications
 
 
-def _verification(log: EventLogReader) -> VerifyLog:
+def verification_of(log: EventLogReader) -> VerifyLog:
     """Return the verification of a log, according to how retention records the removed commits."""
     return verify_audit(log) if log.mailbox == AUDIT_LOG else VerifyLog(log)
