@@ -153,6 +153,7 @@ SHOWING = {
     "show",
     "report traffic",
     "search",
+    "searches run",
     "log show",
     "log tail",
     "dlq show",

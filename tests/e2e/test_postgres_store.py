@@ -75,4 +75,4 @@ def test_a_server_that_is_not_there_or_a_url_that_is_none_is_one_line(postroom):
 
 def test_the_demo_leaves_databases_alone(postroom, store):
     done = postroom("demo", "--store", store)
-    assert (done.code, "does not run in a database" in done.err) == (1, True)
+    assert (done.code, "does not run on a server" in done.err) == (1, True)
