@@ -156,9 +156,9 @@ def test_the_console_and_all_that_shows_it(postroom: Postroom) -> None:
     postroom.ok("token", "rotate")
     postroom.environment["POSTROOM_SERVE__HTTP"] = "127.0.0.1:0"
     send(postroom.store, NewMessage("orders", b"1"))
-    postroom.folder.joinpath("billing.toml").write_text('[mailbox]\nstore = "billing.db"\n')
+    postroom.folder.joinpath("billing.toml").write_text('store = "billing.db"\n')
     page = replace(read("console.md"), ("postroom up  ", "postroom up --http 127.0.0.1:0  "))
-    assert len(postroom.run_page(page, BOTH)) == 4
+    assert len(postroom.run_page(page, BOTH)) == 5
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
