@@ -1,8 +1,9 @@
 """The log of a mailbox on three NATS servers, of which some are killed, paused and restarted."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import ParamSpec, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -15,6 +16,9 @@ from tests.conformance.log_store import ONE
 from tests.conformance.records import after, append, sent, stream
 from tests.support.servers.nats_cluster import NatsCluster
 from tests.support.waiting import wait_until
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +56,11 @@ def test_a_former_owner_of_a_paused_leader_appends_nothing(nats_cluster: NatsClu
     with closing(open_store(nats_cluster, name, first=leader.url).event_log(ONE)) as old:
         stale = after(old, [sent(2)], epoch=1)
         leader.pause()
-        with closing(JetStreamStore(f"{others}/{name}?sync=always").event_log(ONE)) as new:
-            until_available(lambda: append(new, [sent(3)], epoch=2))
+        with closing(until_available(JetStreamStore(f"{others}/{name}?sync=always").event_log, ONE)) as new:
+            until_available(append, new, [sent(3)], epoch=2)
             leader.resume()
             with pytest.raises(Fenced):
-                until_available(lambda: old.append(stale))
+                until_available(old.append, stale)
             assert [record.stream for record in new.read()] == [stream(1), stream(3)]
 
 
@@ -110,16 +114,17 @@ def test_nothing_acknowledged_is_lost_or_stored_twice_when_the_leader_fails(
         assert verify_chain(reader.commits(), GENESIS, 1)[0] == len(streams)
 
 
-def until_available(work: object) -> None:
-    """Call until the servers have a leader again."""
+def until_available(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call until the servers have a leader again; return what the call returns."""
+    answers: list[T] = []
 
     def is_done() -> bool:
         try:
-            work()  # type: ignore[operator]
-        except Fenced:
-            raise
-        except Unavailable:
-            return False
-        return True
+            answers.append(work(*arguments, **options))
+        except Unavailable as error:
+            if isinstance(error, Fenced):
+                raise
+        return bool(answers)
 
     wait_until(is_done)
+    return answers[0]
