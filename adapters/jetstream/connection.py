@@ -34,6 +34,8 @@ class ConnectionThread:
         self._name = name
         self._opened: Future[tuple[asyncio.AbstractEventLoop, SupervisedClient]] = Future()
         self._end: asyncio.Event | None = None
+        self.reconnected = asyncio.Event()
+        """Set whenever the connection was replaced; for coroutines in the thread."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -59,6 +61,10 @@ class ConnectionThread:
                 raise  # the work's own
             future.cancel()
             raise self._is_late(seconds) from None
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a coroutine in the thread until the connection is closed."""
+        asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         """Do as `call`, from a coroutine of any event loop; cancelling it cancels the work."""
@@ -108,7 +114,7 @@ class ConnectionThread:
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
-        async with connect(self._settings, self._name) as client:
+        async with connect(self._settings, self._name, self.reconnected.set) as client:
             self._opened.set_result((asyncio.get_running_loop(), client))
             await self._end.wait()
 

@@ -74,6 +74,13 @@ def _checked(name: str, info: Mapping[str, Any]) -> Mapping[str, Any]:
     raise InvalidRequest(f"Stream {name} can't be created: {reason}; correct the settings.")
 
 
+def servers_of(info: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the servers that have a replica of a stream."""
+    cluster = info.get("cluster") or {}
+    replicas = (each["name"] for each in cluster.get("replicas") or [])
+    return frozenset(filter(None, [cluster.get("leader"), *replicas]))
+
+
 def replica_count(client: Client, settings: LeaseStreamSettings | LogStreamSettings) -> int:
     """Return the number of replicas of a new stream."""
     # nats-py has no accessor of what the server said about its cluster.

@@ -1,14 +1,28 @@
 """Whether NATS servers sync every write before they acknowledge it, which clients can't see (ADR 0059)."""
 
+import asyncio
 import urllib.request
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from functools import partial
+from threading import Lock
 from typing import Any
 from urllib.error import URLError
 
 import msgspec
+from nats.aio.client import Client
 
+from postroom.adapters.jetstream.connection import ConnectionThread
+from postroom.adapters.jetstream.definitions import find_stream, servers_of
+from postroom.adapters.jetstream.settings import LogStreamSettings
 from postroom.application.telemetry import logger
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.application.threads import DaemonExecutor
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+
+CHECK_SECONDS = 60.0
+"""Time between two checks of the servers while an owner runs."""
+RETRY_SECONDS, ATTEMPTS = 5.0, 3
+"""Pause after a check that too few servers answered, and how many of these in a row end the promise."""
 
 _SECONDS = 3.0
 _MAX_BYTES = 1 << 20
@@ -61,7 +75,7 @@ def verify_sync(
     if failures and 2 * len(unknown) >= len(servers):
         raise failures[0]
     for failure in failures:
-        logger().warning(f"{content}.sync_not_verified", error=str(failure))
+        logger().retry(f"{content}.sync_not_verified", error=str(failure))
     if len(unknown) > len(failures):
         raise InvalidRequest(
             f"Nothing is known about how NATS server {', '.join(sorted(unknown))} syncs writes; name the "
@@ -82,3 +96,66 @@ def _sync_of(address: str) -> tuple[str, bool]:
             f"{str(error) or type(error).__name__}; check the address, and that the server runs with "
             "JetStream and http_port."
         ) from error
+
+
+class SyncWatch:
+    """Whether the servers of a store's logs sync every write, as of the last check (ADR 0147).
+
+    They are checked each minute and whenever the connection was replaced: a server may have been restarted
+    with other settings, or another one has a replica now.
+
+    Arguments:
+        settings: of the store, with the monitoring of its servers.
+    """
+
+    def __init__(self, settings: LogStreamSettings) -> None:
+        self.is_synced = False
+        self._settings = settings
+        self._failures = 0
+        self._lock = Lock()
+        self._is_running = False
+
+    def start(self, connection: ConnectionThread) -> None:
+        """Take the servers as verified, and verify them again until the connection is closed."""
+        with self._lock:
+            self.is_synced = True
+            if not self._is_running and self._settings.monitoring:
+                self._is_running = True
+                connection.start(partial(self._run, connection))
+
+    async def _run(self, connection: ConnectionThread) -> None:
+        executor = DaemonExecutor(
+            1, "sync-check"
+        )  # an address that does not answer delays no end of a process
+        pause = CHECK_SECONDS
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await connection.reconnected.wait()
+                connection.reconnected.clear()
+                pause = await self._check(connection.client, executor)
+        finally:
+            executor.shutdown(wait=False)
+
+    async def _check(self, client: Client, executor: DaemonExecutor) -> float:
+        """Verify the servers that have a replica now; return after how many seconds to do it again."""
+        try:
+            info = await find_stream(client, self._settings.stream)
+            servers = frozenset() if info is None else servers_of(info)
+            verify = partial(
+                verify_sync, servers, self._settings.monitoring, assume_sync_always=False, content="messages"
+            )
+            await asyncio.get_running_loop().run_in_executor(executor, verify)
+        except PostroomError as error:
+            self._failures += 1
+            if isinstance(error, Unavailable) and self._failures < ATTEMPTS:
+                return RETRY_SECONDS  # the monitoring may start later than the server
+            self.is_synced = False
+            logger().retry("store.sync_lost", store=self._settings.where, error=str(error))
+        else:
+            self._failures = 0
+            if not self.is_synced:
+                logger().info("store.sync_restored", store=self._settings.where)
+            self.is_synced = True
+        return CHECK_SECONDS

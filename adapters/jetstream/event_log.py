@@ -51,7 +51,7 @@ class JetStreamEventLog(Records, EventLog):
         """Open the log of `mailbox`.
 
         Arguments:
-            durable: check whether the servers sync every write.
+            durable: check whether the servers sync every write, now and while the log is open.
             create_missing: create the streams and the mailbox if they are missing; otherwise they must exist,
                 and the log is read-only.
             allow_gaps: read on where commits are missing between others.
@@ -67,7 +67,9 @@ class JetStreamEventLog(Records, EventLog):
         self._streams = streams.open(create=create_missing)
         try:
             self._state = StoreState(self._streams, restoration)
-            self._is_synced = create_missing and durable and self._streams.is_synced()
+            self._is_durable = create_missing and durable
+            if self._is_durable:
+                self._streams.watch_sync()
             if create_missing:
                 self._state.add_mailbox(mailbox)
             elif mailbox not in self._state.mailboxes():
@@ -92,7 +94,7 @@ class JetStreamEventLog(Records, EventLog):
 
     @property
     def durability(self) -> str:
-        return "power-cut" if self._is_synced else "process-crash"
+        return "power-cut" if self._is_durable and self._streams.sync.is_synced else "process-crash"
 
     def append(self, commits: Sequence[Commit]) -> None:
         if not commits:

@@ -18,9 +18,10 @@ from postroom.adapters.jetstream.definitions import (
     find_or_create,
     find_stream,
     replica_count,
+    servers_of,
     until,
 )
-from postroom.adapters.jetstream.durability import verify_sync
+from postroom.adapters.jetstream.durability import SyncWatch, verify_sync
 from postroom.adapters.jetstream.settings import LogStreamSettings
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.application.telemetry import logger
@@ -46,7 +47,8 @@ class OpenStreams(NamedTuple):
     """The streams of a store, as long as their connection is open.
 
     Arguments:
-        servers: names of those that have a replica of the logs.
+        servers: names of those that had a replica of the logs when the connection was opened.
+        sync: whether they sync every write, as long as an owner uses the streams.
     """
 
     connection: ConnectionThread
@@ -54,6 +56,7 @@ class OpenStreams(NamedTuple):
     log: StreamClient
     state: StreamClient
     servers: frozenset[str]
+    sync: SyncWatch
 
     @property
     def client(self) -> SupervisedClient:
@@ -106,6 +109,11 @@ class OpenStreams(NamedTuple):
             content="messages",
         )
         return True
+
+    def watch_sync(self) -> None:
+        """Do as `is_synced`, and check again until the connection is closed if they are; see `SyncWatch`."""
+        if self.is_synced():
+            self.sync.start(self.connection)
 
 
 async def _with_deadline(work: Callable[[float], Coroutine[Any, Any, T]], seconds: float) -> T:
@@ -176,7 +184,8 @@ def open_streams(settings: LogStreamSettings, *, create: bool) -> OpenStreams:
             settings,
             StreamClient(connection.client, settings.stream, is_atomic=_is_atomic(log)),
             StreamClient(connection.client, settings.state_stream, is_atomic=_is_atomic(state)),
-            _servers(log),
+            servers_of(log),
+            SyncWatch(settings),
         )
     except BaseException:
         connection.close()
@@ -230,11 +239,6 @@ def _state_config(client: Client, settings: LogStreamSettings, level: int) -> di
 
 def _is_atomic(info: Mapping[str, Any]) -> bool:
     return info["config"].get("allow_atomic") is True
-
-
-def _servers(info: Mapping[str, Any]) -> frozenset[str]:
-    cluster = info["cluster"]
-    return frozenset([cluster["leader"], *(each["name"] for each in cluster.get("replicas") or [])])
 
 
 def _check(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from importlib import import_module
@@ -108,11 +108,14 @@ ERROR_LOG_SECONDS = 30.0
 
 
 @asynccontextmanager
-async def connect(settings: NatsSettings, name: str) -> AsyncIterator[SupervisedClient]:
+async def connect(
+    settings: NatsSettings, name: str, reconnected: Callable[[], None] = lambda: None
+) -> AsyncIterator[SupervisedClient]:
     """Connect to NATS while the context lasts; a lost or stalled connection is replaced.
 
     Arguments:
         name: the client's name, as the server reports it.
+        reconnected: called when the connection was replaced, maybe by one to another server.
 
     Raises: Unavailable when no server answers, or the only one refuses the connection; InvalidRequest when a
         file of the settings can't be used, MissingExtra without the package that signs with nkeys.
@@ -139,6 +142,7 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Supervised
 
     async def on_reconnect() -> None:
         errors.log_recovery()
+        reconnected()
 
     try:
         await _within(

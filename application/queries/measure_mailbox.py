@@ -31,6 +31,8 @@ from postroom.domain.redrive.job import ENDED, JobStatus
 from postroom.domain.schedule import Schedule
 from postroom.domain.subscription import Subscription
 
+DURABILITIES = ("power-cut", "process-crash", "nothing")
+"""Values of `EventLog.durability`."""
 MAX_TOPICS = 100
 """Topics that have their own labels; the others are added up."""
 
@@ -57,12 +59,19 @@ class MeasureMailbox:
         metrics: MailboxMetrics,
         dlq_profile: DlqProfile = "durable",
         lateness: Callable[[], Mapping[str, float]] = dict,
+        durability: Callable[[], str] = lambda: "power-cut",
     ) -> None:
-        """Initialise with functions that return the current state and the lateness of schedules (s)."""
+        """Initialise with functions that return the current state and other figures.
+
+        Arguments:
+            lateness: returns the lateness of schedules by name, in seconds.
+            durability: returns that of the log; see `EventLog.durability`.
+        """
         self._current = current
         self._metrics = metrics
         self._dlq_profile = dlq_profile
         self._lateness = lateness
+        self._durability = durability
 
     def __call__(self) -> list[Metric]:
         """Return the metrics.
@@ -78,6 +87,12 @@ class MeasureMailbox:
                 "gauge",
                 "1 for the profile of the dead letters: durable, or ephemeral in memory.",
                 [({"dlq_profile": self._dlq_profile}, 1.0)],
+            ),
+            Metric(
+                "postroom_log_durability",
+                "gauge",
+                "1 for the failure that an append to the log survives now, 0 for the others.",
+                [({"survives": each}, float(each == self._durability())) for each in DURABILITIES],
             ),
             *_shards(mailbox),
             *_topics(mailbox),

@@ -81,7 +81,9 @@ class OwnerQueries:
         self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
         self._preview_settings = PreviewSettings(log, engine.now, lambda: engine.mailbox)
-        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile, lateness)
+        self._measure = MeasureMailbox(
+            lambda: engine.mailbox, engine.metrics, dlq_profile, lateness, lambda: log.durability
+        )
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""

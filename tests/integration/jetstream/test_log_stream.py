@@ -13,11 +13,11 @@ import pytest
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError
 
-from postroom.adapters.jetstream import log_index
+from postroom.adapters.jetstream import durability, log_index
 from postroom.adapters.jetstream.event_log import JetStreamEventLog
 from postroom.adapters.jetstream.frames import encode_append
 from postroom.adapters.jetstream.settings import parse_store_url
-from postroom.adapters.jetstream.store import JetStreamStore
+from postroom.adapters.jetstream.store import JetStreamStore, check_streams
 from postroom.domain.commit import GENESIS, verify_chain
 from postroom.domain.errors import BrokenLog, Fenced, InvalidRequest
 from tests.conformance.log_store import ONE
@@ -25,6 +25,7 @@ from tests.conformance.records import after, append, append_each, received, sent
 from tests.support.logs import capture_logs
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres_proxy import Proxy
+from tests.support.servers.process import LOOPBACK, free_port
 from tests.support.waiting import SECONDS, wait_until
 
 NOISE = Random(1).randbytes(5_000)
@@ -297,3 +298,61 @@ def test_servers_that_do_not_sync_are_refused_or_warned_about(tmp_path: Path) ->
         assert [each["event"] for each in logs if "sync" in each["event"]] == ["store.sync_unknown"]
         with closing(JetStreamStore(f"{server.url}/ONE?sync=always").event_log(ONE)) as log:
             assert log.durability == "power-cut"
+
+
+@pytest.fixture
+def monitored(tmp_path: Path) -> Iterator[tuple[NatsServer, str]]:
+    """A server that syncs every write, and the address of its monitoring."""
+    address = f"{LOOPBACK}:{free_port()}"
+    with NatsServer(tmp_path / "nats", sync_always=True, http=address) as server:
+        yield server, f"http://{address}"
+
+
+def restart(server: NatsServer, *, sync_always: bool) -> None:
+    server.stop()
+    server.set_sync(always=sync_always)
+    server.start()
+
+
+def test_an_owner_whose_server_no_longer_syncs_goes_on_and_promises_less_until_it_does(
+    monitored: tuple[NatsServer, str],
+) -> None:
+    server, monitoring = (
+        monitored  # it is restarted, so the connection is replaced, long before a minute is over
+    )
+    store = JetStreamStore(f"{server.url}/ONE?monitoring={monitoring}")
+    with capture_logs() as logs, closing(store.event_log(ONE)) as log:
+        assert log.durability == "power-cut"
+        restart(server, sync_always=False)
+        wait_until(lambda: log.durability == "process-crash")
+        append(log, [sent(1)])
+        (finding,) = [
+            each for each in check_streams(f"{server.url}/ONE?monitoring={monitoring}") if each.advice
+        ]
+        assert finding.status == "failure"
+        with pytest.raises(InvalidRequest, match="acknowledges writes that a power failure can lose"):
+            store.event_log(ONE)
+        restart(server, sync_always=True)
+        wait_until(lambda: log.durability == "power-cut")
+    lines = [each for each in logs if each["event"].startswith("store.sync")]
+    assert [each["event"] for each in lines] == ["store.sync_lost", "store.sync_restored"]
+    assert "set sync_interval: always" in lines[0]["error"]
+
+
+def test_servers_whose_monitoring_does_not_answer_are_asked_again_before_the_promise_ends(
+    monitored: tuple[NatsServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CHECK_SECONDS", "RETRY_SECONDS"):
+        monkeypatch.setattr(durability, name, 0.01)
+    monkeypatch.setattr(durability, "_SECONDS", 0.2)
+    server, monitoring = monitored
+    with capture_logs() as logs, Proxy(monitoring) as proxy:
+        url = f"{server.url}/ONE?monitoring={proxy.url}"
+        with closing(JetStreamStore(url).event_log(ONE)) as log:
+            proxy.hold_answers()
+            asked = proxy.connections
+            wait_until(lambda: log.durability == "process-crash")
+            assert proxy.connections - asked >= durability.ATTEMPTS
+            proxy.release()
+            wait_until(lambda: log.durability == "power-cut")
+    assert "can't be read" in next(each["error"] for each in logs if each["event"] == "store.sync_lost")

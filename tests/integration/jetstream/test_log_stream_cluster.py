@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from postroom.adapters.jetstream import durability
 from postroom.adapters.jetstream.event_log import JetStreamEventLog
 from postroom.adapters.jetstream.store import JetStreamStore
 from postroom.domain.commit import GENESIS, verify_chain
@@ -46,6 +47,20 @@ def test_servers_are_checked_by_their_monitoring(nats_cluster: NatsCluster, name
     first = nats_cluster.monitoring.partition(",")[0]
     with pytest.raises(InvalidRequest, match="Nothing is known about how NATS server"):
         open_store(nats_cluster, name, options=f"monitoring={first}").event_log(ONE)
+
+
+def test_a_server_to_which_the_owner_is_not_connected_is_checked_while_it_runs(
+    nats_cluster: NatsCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability, "CHECK_SECONDS", 0.1)
+    first, *_, other = nats_cluster.servers
+    options = f"monitoring={nats_cluster.monitoring}"
+    with closing(open_store(nats_cluster, name, first=first.url, options=options).event_log(ONE)) as log:
+        for always, promise in ((False, "process-crash"), (True, "power-cut")):
+            other.stop()
+            other.set_sync(always=always)
+            other.start()
+            wait_until(lambda promise=promise: log.durability == promise)  # type: ignore[misc]
 
 
 def test_a_former_owner_of_a_paused_leader_appends_nothing(nats_cluster: NatsCluster, name: str) -> None:

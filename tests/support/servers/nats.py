@@ -19,7 +19,7 @@ class NatsServer(LoopbackServer):
     def __init__(self, folder: Path, *, sync_always: bool = False, **settings: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
-        config = folder / "nats.conf"
+        self._config = config = folder / "nats.conf"
         jetstream: dict[str, object] = {
             "store_dir": str(folder / "jetstream"),
             # The default is a share of the free disk, and NATS refuses streams whose limits exceed it.
@@ -32,10 +32,23 @@ class NatsServer(LoopbackServer):
             ServerProcess("nats-server", [nats_binary(), "-c", config], folder / "nats.log"), port
         )
 
+    def set_sync(self, *, always: bool) -> None:
+        """Sync every write, or as the server likes, from its next start on."""
+        set_sync(self._config, always=always)
+
     @property
     def url(self) -> str:
         """Return where clients connect to."""
         return f"nats://{LOOPBACK}:{self._port}"
+
+
+def set_sync(config: Path, *, always: bool) -> None:
+    """Write into the configuration of a server whether it syncs every write."""
+    settings = json.loads(config.read_text())
+    settings["jetstream"].pop("sync_interval", None)
+    if always:
+        settings["jetstream"]["sync_interval"] = "always"
+    config.write_text(json.dumps(settings))
 
 
 def nats_binary() -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import nats
 
-from tests.support.servers.nats import nats_binary
+from tests.support.servers.nats import nats_binary, set_sync
 from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, listens
 from tests.support.servers.server import LoopbackServer
 from tests.support.waiting import wait_until
@@ -52,6 +52,10 @@ class ClusterServer(LoopbackServer):
             kept = ("--pdeathsig", "KILL")
             command = ["setpriv", "--regid", str(group), "--clear-groups", *kept, *command]
         super().__init__(ServerProcess(name, command, config.with_suffix(".log")), self.port)
+
+    def set_sync(self, *, always: bool) -> None:
+        """Sync every write, or as the server likes, from its next start on."""
+        set_sync(self._config, always=always)
 
     def erase(self) -> None:
         """Delete the disk of a server that was killed, and give it another name: it will be a new server."""
