@@ -248,7 +248,7 @@ class StreamClient:
         seconds = min(seconds, deadline - _now())
         if seconds <= 0:
             raise TimeoutError
-        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        lines = "".join(f"{name}:{value}\r\n" for name, value in (headers or {}).items())
         encoded = f"NATS/1.0\r\n{lines}\r\n".encode() if headers else _NO_HEADERS
         reply = await self._client.request_bytes(subject.encode(), encoded, payload, seconds)
         answer: dict[str, Any] = msgspec.json.decode(reply.data)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import astuple
 
 from postroom.adapters.jetstream.client import StoredMessage
 from postroom.application.mailbox.codec import compress, decompress, decompress_envelopes
@@ -22,7 +23,8 @@ FRAME_BYTES = 256
 """Upper bound of a frame without its body, in bytes."""
 COMMIT_BYTES, ENTRY_BYTES = 60, 36
 """Estimated size of a commit besides its events and envelopes, and of an entry of the index."""
-DIGEST_BYTES = 16
+DIGEST_BYTES = 8
+"""Enough to notice an accident; who alters a message on purpose can change its digest, too, not the chain."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -30,27 +32,32 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     Arguments:
         previous: sequence of the last message of the append before, or 0.
-        first, last: positions of the append's events.
+        first, count: first position of the append's events, and their number.
         epoch, at, chain: of its last commit.
         before, size: estimated bytes of all commits before it, and of its own.
-        part, parts: number of this part from 0, and of all.
-        digest: 32-byte BLAKE3 of the whole body; empty if it is in one part.
         body: a part of the commits.
+        part, parts: number of this part from 0, and of all.
+        digest: 32-byte BLAKE3 of the whole body; like the numbers of parts left out if it is in one part.
     """
 
     format: int
     previous: int
     first: int
-    last: int
+    count: int
     epoch: int
     at: int
     chain: bytes
     before: int
     size: int
-    part: int
-    parts: int
-    digest: bytes
     body: bytes
+    part: int = 0
+    parts: int = 1
+    digest: bytes = b""
+
+    @property
+    def last(self) -> int:
+        """Return the position of the append's last event."""
+        return self.first + self.count - 1
 
     @property
     def is_end(self) -> bool:
@@ -64,9 +71,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class StoredCommit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """A commit in the body of an append, with compressed parts.
-
-    Of the last one, the frame has `last`, `epoch`, `at` and `chain`, which are then empty here.
+    """A commit of an append, with compressed parts.
 
     Arguments:
         size: its estimated size in the log, bytes.
@@ -90,9 +95,23 @@ class StoredCommit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         return Commit(self.first, self.last, self.epoch, self.at, self.chain, events, content)
 
 
+class _Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The commits of an append, without what the frame says of the last one; see `_encode_shortly`.
+
+    Arguments:
+        events, envelopes, last_events: of the last commit.
+        earlier: the commits before it.
+    """
+
+    events: bytes
+    envelopes: bytes = b""
+    last_events: Sequence[LastEvent] = ()
+    earlier: Sequence[StoredCommit] = ()
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
-_decode_commits_of = msgspec.msgpack.Decoder(list[StoredCommit]).decode
+_decode_body = msgspec.msgpack.Decoder(_Body).decode
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError)
 
 
@@ -119,21 +138,20 @@ def encode_append(
         previous, before: see `Frame`.
         max_bytes: size of the largest message.
     """
-    rows = [_store(commit) for commit in commits]
-    end, size = rows[-1], sum(row.size for row in rows)
-    rows[-1] = msgspec.structs.replace(end, last=0, epoch=0, at=0, chain=b"")
-    body = _encode(rows)
+    *earlier, end = map(_store, commits)
+    first, size = commits[0].first, end.size + sum(each.size for each in earlier)
+    body = _encode_shortly(_Body(end.events, end.envelopes, end.last_events, earlier))
     room = max(1, max_bytes - FRAME_BYTES)
     bodies = [body[start : start + room] for start in range(0, len(body), room)]
     digest = blake3(body).digest() if len(bodies) > 1 else b""
     frames = [
         Frame(
-            *(FORMAT, previous, commits[0].first, end.last, end.epoch, end.at, end.chain, before, size),
-            *(number, len(bodies), digest, part),
+            *(FORMAT, previous, first, end.last - first + 1, end.epoch, end.at, end.chain, before, size),
+            *(part, number, len(bodies), digest),
         )
         for number, part in enumerate(bodies)
     ]
-    parts = [seal(subject, _encode(frame)) for frame in frames]
+    parts = [seal(subject, _encode_shortly(frame)) for frame in frames]
     return parts, msgspec.structs.replace(frames[-1], body=b"")
 
 
@@ -193,11 +211,23 @@ def _store(commit: Commit) -> StoredCommit:
 
 def _decode_commits(message: StoredMessage, frame: Frame, body: bytes) -> list[StoredCommit]:
     try:
-        *commits, last = _decode_commits_of(body)
+        end = _decode_body(body)
     except _DECODE_ERRORS as error:
         raise broken_message(message, f"can't be decoded ({error})") from error
-    head = {"last": frame.last, "epoch": frame.epoch, "at": frame.at, "chain": frame.chain}
-    return [*commits, msgspec.structs.replace(last, **head)]
+    first = end.earlier[-1].last + 1 if end.earlier else frame.first
+    size = frame.size - sum(each.size for each in end.earlier)
+    head = (first, frame.last, frame.epoch, frame.at, frame.chain)
+    return [*end.earlier, StoredCommit(*head, end.events, end.envelopes, size, list(end.last_events))]
+
+
+def _encode_shortly(struct: msgspec.Struct) -> bytes:
+    """Encode a struct without the fields at its end that have their defaults."""
+    values = list(astuple(struct))
+    for default in reversed(struct.__struct_defaults__):
+        if values[-1] and values[-1] != default:
+            break
+        values.pop()
+    return _encode(values)
 
 
 def seal(subject: str, body: bytes) -> bytes:

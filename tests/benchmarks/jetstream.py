@@ -8,7 +8,7 @@ servers share the disk and the cores, so three of them show what replication cos
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from itertools import count, product
 from pathlib import Path
@@ -228,22 +228,27 @@ async def _is_sent(mailbox: OwnedMailbox, message: NewMessage) -> bool:
 def _measure_bytes(figures: Figures, folder: Path, _: int) -> None:
     """Measure what a life takes on the disk of one replica, beside a SQLite file with the same lives."""
 
-    async def use(store: str) -> None:
+    async def in_batches(store: str) -> None:
         async with open_mailbox(store, default_policy=POLICY, limits=LIMITS) as mailbox:
             for start in range(0, LIVES, CHUNK):
                 await live(mailbox, generated(start, min(CHUNK, LIVES - start)))
 
-    file = folder / "bytes-beside.db"
-    asyncio.run(use(str(file)))
-    sqlite = sum(path.stat().st_size for path in (file, Path(f"{file}-wal")) if path.exists()) / LIVES
-    with NatsServer(folder / "bytes") as server:
-        asyncio.run(use(_store(server.url.replace("nats://", ""))))
-    stored = sum(
-        path.stat().st_size for path in (folder / "bytes" / "jetstream").rglob("*") if path.is_file()
-    )
-    figures.add("jetstream.bytes.sqlite.life", sqlite, "bytes")
-    figures.add("jetstream.bytes.life", stored / LIVES, "bytes")
-    figures.add("jetstream.bytes.life.of_sqlite", stored / LIVES / sqlite, "x", BYTES_GOAL)
+    uses: list[tuple[str, Callable[[str], Coroutine[Any, Any, object]], int]] = [
+        ("life", in_batches, LIVES),
+        ("single_life", _single_lives, SINGLES),
+    ]
+    for name, use, lives in uses:
+        file, home = folder / f"{name}-beside.db", folder / f"{name}-bytes"
+        asyncio.run(use(str(file)))
+        sqlite = sum(path.stat().st_size for path in (file, Path(f"{file}-wal")) if path.exists()) / lives
+        with NatsServer(home) as server:
+            asyncio.run(use(_store(server.url.replace("nats://", ""))))
+        stored = (
+            sum(path.stat().st_size for path in (home / "jetstream").rglob("*") if path.is_file()) / lives
+        )
+        figures.add(f"jetstream.bytes.sqlite.{name}", sqlite, "bytes")
+        figures.add(f"jetstream.bytes.{name}", stored, "bytes")
+        figures.add(f"jetstream.bytes.{name}.of_sqlite", stored / sqlite, "x", BYTES_GOAL)
 
 
 MEASUREMENTS = {

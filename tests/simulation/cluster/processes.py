@@ -12,6 +12,7 @@ from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.control_plane import MailboxReport, RouteChange
+from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.lease.lease import LeasePolicy
@@ -195,10 +196,8 @@ class Host:
 
     @asynccontextmanager
     async def open(self, mailbox: str, epoch: int, may_append: Callable[[], bool]) -> AsyncIterator["Hosted"]:
-        handle = LeasedLogHandle(self._disks[mailbox])
-        handle.may_append, handle.refused = may_append, self.appended_without_lease
-        self._handles.append(handle)
-        engine = MailboxEngine(handle, self._clock, may_append=may_append)
+        log = await self._open_log(mailbox, may_append)
+        engine = MailboxEngine(log, self._clock, may_append=may_append)
         self.opened[mailbox] = may_append
         settings = SettingsChanges.of(LIMITS, POLICY)
         await engine.open(self._name, settings=settings, epoch=epoch, accept_clock=True)
@@ -209,6 +208,13 @@ class Host:
             sending.cancel()
             await engine.close()
             self.opened.pop(mailbox, None)
+
+    async def _open_log(self, mailbox: str, may_append: Callable[[], bool]) -> EventLog:
+        """Open a log, which notes appends without a lease."""
+        handle = LeasedLogHandle(self._disks[mailbox])
+        handle.may_append, handle.refused = may_append, self.appended_without_lease
+        self._handles.append(handle)
+        return handle
 
     def kill(self) -> None:
         """Let nothing of this process reach the store any more."""
@@ -274,11 +280,15 @@ class RunnerProcess:
             await self.stop()
         if self._task is None:
             self._lives += 1
-            self._host = Host(f"{self.name}-{self._lives}", self._disks, self._clock, self._sent)
+            self._host = self._new_host(f"{self.name}-{self._lives}")
             self._host.appended_without_lease = self.appended_without_lease
             identity = RunnerIdentity(self.name, "p0", f"{self.name}:1")
             self._runner = Runner(identity, tuple(self._disks), self.wire, self._host, self._clock)
             self._task = asyncio.create_task(self._runner.run())
+
+    def _new_host(self, name: str) -> Host:
+        """Return the store as this life of the process sees it."""
+        return Host(name, self._disks, self._clock, self._sent)
 
     async def crash(self) -> None:
         """Die: nothing that is cancelled reaches the store or an admin any more."""

@@ -73,9 +73,13 @@ class CheckedRecorder(DoubtfulRecorder):
 class Processes:
     """A cluster of processes in one event loop."""
 
+    loop_type: type[VirtualLoop] = VirtualLoop
+    admin_type: type[AdminProcess] = AdminProcess
+    runner_type: type[RunnerProcess] = RunnerProcess
+
     def __init__(self, seed: int) -> None:
         self.random = chance = Random(seed)
-        self.loop = VirtualLoop(chance)
+        self.loop = self.loop_type(chance)
         self.sent: list[tuple[str, str]] = []
         self.is_healed = False
         self.tasks: list[asyncio.Task[None]] = []
@@ -87,10 +91,10 @@ class Processes:
         store = SimulatedLeaseStore(self.recorder)
         policy = LeasePolicy(ttl_ms=TTL_MS, heartbeat_interval_ms=HEARTBEAT_MS, grace_period_ms=GRACE_MS)
         self.clocks: list[ProcessClock] = []
-        self.admins = [AdminProcess(store, self.clock(), self.pushes, policy, chance) for _ in range(2)]
+        self.admins = [self.admin_type(store, self.clock(), self.pushes, policy, chance) for _ in range(2)]
         self.wires: list[Wire] = []
         self.runners += [
-            RunnerProcess(f"runner{n}", self.wire(), self.disks, self.clock(), self.note_sent)
+            self.runner_type(f"runner{n}", self.wire(), self.disks, self.clock(), self.note_sent)
             for n in range(2)
         ]
 
