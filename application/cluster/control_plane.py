@@ -155,8 +155,8 @@ class ControlPlane:
 
         Raises:
             InvalidRequest: an argument is malformed, or the partition belongs to another mailbox.
-            LeaseHeld: another runner has the lease; its `remaining_ms` says how long at least, unless it is
-                released.
+            LeaseHeld: another runner has the lease; `remaining_ms` says how long if it is not renewed, unless
+                this admin has not yet read that it was.
             LeaseLost: the acquisition was granted before, and its lease has ended.
         """
         mailbox = check_mailbox(request.mailbox)

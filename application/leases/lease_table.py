@@ -110,16 +110,19 @@ class LeaseTable:
         return self._lease_observations.remaining_ms(lease, self._uptime())
 
     def expires_in_ms(self, mailbox: str) -> int | None:
-        """Return the ms until a lease may be let expire if it is not renewed; None if it is not held."""
+        """Return the ms, rounded up, until a lease is to be let expire if it is not renewed.
+
+        Returns: None if it is not held, or to be let expire now.
+        """
         lease = self._leases.get(mailbox)
-        if lease is None or not lease.is_held:
+        if lease is None or not lease.is_held or self.is_expired(lease):
             return None
-        return max(0, self.remaining_ms(lease) + 1 + lease.grace_ms)  # rounded up
+        return self.remaining_ms(lease) + 1 + lease.grace_ms
 
     def next_expiry_ms(self) -> int | None:
         """Return the ms until the next lease is to be let expire if none is renewed; None without one."""
         remaining = map(self.expires_in_ms, self._leases.copy())
-        return min((each for each in remaining if each), default=None)
+        return min((each for each in remaining if each is not None), default=None)
 
     def expired_leases(self) -> list[Lease]:
         """Return the leases to let expire."""

@@ -278,4 +278,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"  # servers are started while calls go on
     main()

@@ -111,6 +111,16 @@ async def test_a_refused_acquisition_says_when_the_lease_expires_unless_it_is_re
     assert (await admins.two.acquire_lease(lease_request(runner="runner-2"))).epoch == 2
 
 
+async def test_an_admin_that_did_not_read_an_acquisition_does_not_say_when_that_lease_expires(admins) -> None:
+    await admins.one.acquire_lease(lease_request())
+    await admins.catch_up()
+    admins.advance(12_000)
+    await admins.one.acquire_lease(lease_request(runner="runner-2"))
+    with pytest.raises(LeaseHeld, match="runner-2") as held:
+        await admins.two.acquire_lease(lease_request(runner="runner-3"))
+    assert held.value.remaining_ms is None
+
+
 async def test_runners_register_again_when_a_lease_expires_and_are_offered_its_mailbox(admins) -> None:
     await admins.one.acquire_lease(lease_request())
     await admins.catch_up()
