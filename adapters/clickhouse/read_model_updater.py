@@ -22,7 +22,6 @@ from postroom.adapters.clickhouse.database import (
     quoted,
 )
 from postroom.adapters.clickhouse.revision import Revision, Stopped
-from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import to_cursors, to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
@@ -30,7 +29,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental import START, Batch, Changes, Cursor, Head, Step, Version
 from postroom.projections.plan import FORMAT
-from postroom.projections.ports.read_model_store import ReadModelUpdater
+from postroom.projections.ports.read_model_store import FollowedLog, ReadModelUpdater
 from postroom.projections.projection import load_projections
 
 SNAPSHOT_SECONDS = 600
@@ -83,12 +82,12 @@ class ClickHouseReadModelUpdater(ReadModelUpdater):
     The database is opened for each batch: one process at a time can have a folder of chdb open.
 
     Arguments:
-        log: updater of the store's own read models, for the ends of its logs and the lock of the follower.
+        log: the logs of the store, with the lock of the follower.
     """
 
     stores_envelopes = True
 
-    def __init__(self, database: ClickHouseDatabase, log: SqlReadModelUpdater) -> None:
+    def __init__(self, database: ClickHouseDatabase, log: FollowedLog) -> None:
         self.where = database.where
         self.rebuild_command = f"postroom views rebuild --into {database.address}"
         self._database = database
@@ -99,14 +98,14 @@ class ClickHouseReadModelUpdater(ReadModelUpdater):
     def close(self) -> None:
         self._log.close()
 
-    def leader_lock(self) -> AbstractContextManager[bool]:
-        return self._log.leader_lock(self.where)
+    def leader_lock(self, target: str = "") -> AbstractContextManager[bool]:
+        return self._log.leader_lock(target or self.where)
 
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
         return self._log.heads(cursors)
 
     def wait_for_commit(self, seconds: float) -> bool | None:
-        """Wait for a commit in the store; see `ReadModelUpdater.wait_for_commit`."""
+        """Wait for a commit in the store; see `FollowedLog.wait_for_commit`."""
         return self._log.wait_for_commit(seconds)
 
     def active(self) -> Version | None:

@@ -37,7 +37,7 @@ from postroom.adapters.clickhouse.database import (
 )
 from postroom.adapters.files import is_file_locked
 from postroom.adapters.sql.access_path import choose
-from postroom.adapters.sql.read_models import AnyRow, SqlReadModels
+from postroom.adapters.sql.read_models import AnyRow, QueriedLog, SqlReadModels
 from postroom.adapters.sql.search import Branch, IdList, Lead, SearchQuery, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
 from postroom.adapters.sql.tables import MESSAGE_COLUMNS, ReadModelTables
@@ -141,10 +141,10 @@ class ClickHouseReadModels(SqlReadModels):
     """Queries on a database of ClickHouse; each call reads one revision of one version.
 
     Arguments:
-        log: queries on the store, which has the logs and the backlog of the contexts.
+        log: the logs of the store, and the backlog of the contexts.
     """
 
-    def __init__(self, database: ClickHouseDatabase, log: SqlReadModels) -> None:
+    def __init__(self, database: ClickHouseDatabase, log: QueriedLog) -> None:
         super().__init__(database.where, _SearchDialect(), log.open_archive)
         self._database = database
         self._log = log

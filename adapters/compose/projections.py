@@ -72,7 +72,7 @@ def open_updater(store: Store, into: str | None = None) -> ReadModelUpdater:
     database = open_clickhouse(into, "can't be followed")
     from postroom.adapters.clickhouse.read_model_updater import ClickHouseReadModelUpdater
 
-    return ClickHouseReadModelUpdater(database, store.read_model_updater())
+    return ClickHouseReadModelUpdater(database, store.followed_log())
 
 
 def make_follower(

@@ -192,14 +192,14 @@ def open_read_models(store: str, source: str | None = None) -> ReadModels:
     Raises: InvalidRequest for any other address.
     """
     with explain_missing_extra("clickhouse" if source else None):
-        read_models = open_store(store).read_models(open_archive)
+        place = open_store(store)
         if source is None:
-            return read_models
+            return place.read_models(open_archive)
 
         database = open_clickhouse(source, "can't be queried")
         from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
 
-        return ClickHouseReadModels(database, read_models)
+        return ClickHouseReadModels(database, place.queried_log(open_archive))
 
 
 async def describe_mailboxes(store: str) -> list[MailboxSummary]:

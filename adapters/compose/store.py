@@ -23,10 +23,10 @@ from postroom.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
     from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
-    from postroom.adapters.sql.read_models import OpenArchive, SqlReadModels
+    from postroom.adapters.sql.read_models import OpenArchive, QueriedLog, SqlReadModels
     from postroom.application.ports.read_models import ContextBacklog
     from postroom.projections.log_reader import LogReader
-    from postroom.projections.ports.read_model_store import VerifiableStore
+    from postroom.projections.ports.read_model_store import FollowedLog, VerifiableStore
 
 
 MEMORY = "memory:"
@@ -111,6 +111,12 @@ class Store(Protocol):
 
     def read_model_updater(self) -> "SqlReadModelUpdater":
         """Open the read models for updates."""
+
+    def followed_log(self) -> "FollowedLog":
+        """Open the logs for the follower of read models that are elsewhere."""
+
+    def queried_log(self, open_archive: "OpenArchive | None" = None) -> "QueriedLog":
+        """Open the logs for queries on read models that are elsewhere; see `read_models`."""
 
     def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context beside the read models; a later count is not overwritten."""

@@ -281,6 +281,10 @@ class JetStreamEventLog(Records, EventLog):
 
     # -- reading ---
 
+    def removed(self) -> int:
+        """Return the last position that retention removed, or 0."""
+        return self._removed_through()
+
     def _removed_through(self) -> int:
         """Return the last position that retention removed, which the owner knows."""
         if self._removed is None or not self._may_write:

@@ -33,21 +33,21 @@ class JetStreamLogReader(LogReader):
 
     def mailboxes(self) -> dict[str, int]:
         with self._streams().opened() as opened:
-            return _mailboxes(opened)
+            return mailbox_ids(opened)
 
     def heads(self) -> dict[str, int]:
         return {extent.name: extent.last for extent in self.extents()}
 
     def bounds(self) -> dict[str, LogBounds]:
         with self._streams().opened() as opened:
-            states = {name: StoreState(opened).log_state(name) for name in _mailboxes(opened)}
+            states = {name: StoreState(opened).log_state(name) for name in mailbox_ids(opened)}
         return {name: LogBounds(state.removed, state.sealed) for name, state in states.items()}
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         extents: list[LogExtent] = []
         streams = self._streams()
         with streams.opened() as opened:
-            for name, id_ in _mailboxes(opened).items():
+            for name, id_ in mailbox_ids(opened).items():
                 if through is not None and not through.get(name):
                     continue
                 with closing(JetStreamEventLog(streams, name, create_missing=False)) as log:
@@ -75,7 +75,8 @@ class JetStreamLogReader(LogReader):
         return self._connected or StoreStreams(parse_store_url(self.url))
 
 
-def _mailboxes(streams: OpenStreams) -> dict[str, int]:
+def mailbox_ids(streams: OpenStreams) -> dict[str, int]:
+    """Return the ids of all mailboxes by name, in the order of ids."""
     return {name: id_ for name, id_ in StoreState(streams).mailboxes().items() if is_mailbox(name)}
 
 

@@ -18,6 +18,8 @@ from postroom.application.version import own_version
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable, UnusableStore
 
 T = TypeVar("T")
+UNFINISHED = 1 << 16
+"""Format of a store while it is restored: versions that don't know `Mailboxes.restoration` refuse it, too."""
 TRIES = 20
 """Maximum number of attempts to change a record that other processes change, too."""
 
@@ -99,6 +101,8 @@ class StoreState:
             ids = record.ids
             if mailbox not in ids:
                 ids = ids | {mailbox: max(ids.values(), default=0) + 1}
+            if record.restoration:
+                return replace(record, ids=ids)
             # The first owner of a later version begins its format: former versions refuse the store then.
             is_current = record.format == FORMAT and record.version
             return replace(
@@ -124,7 +128,7 @@ class StoreState:
                 raise InvalidRequest(
                     f"The store {self._streams.settings.where} is not empty; restore into another one."
                 )
-            return Mailboxes(FORMAT, own_version(), restoration=self._restoration)
+            return Mailboxes(UNFINISHED, own_version(), restoration=self._restoration)
 
         self._change(f"{self._root}.mailboxes", Mailboxes, begin)
         self._streams.call(partial(log.purge, f"{log.stream}.*", None), WRITE_SECONDS)
@@ -136,7 +140,7 @@ class StoreState:
 
         def end(record: Mailboxes) -> Mailboxes:
             self._check(record)
-            return replace(record, restoration="")
+            return replace(record, format=FORMAT, restoration="")
 
         self._change(f"{self._root}.mailboxes", Mailboxes, end)
 
@@ -172,12 +176,13 @@ class StoreState:
     def _check(self, record: Mailboxes) -> None:
         """Check that this process can use a store with this record; raise UnusableStore."""
         where = self._streams.settings.where
-        check_format(where, record.format, record.version)
         if record.restoration != self._restoration:
             raise UnusableStore(
                 f"The store {where} is being restored from a backup, or a restore was interrupted; wait for "
                 "it, or run postroom restore again."
             )
+        if not record.restoration:
+            check_format(where, record.format, record.version)
 
     def _read(self, subject: str, type_: type[T]) -> tuple[T, int]:
         """Return a record and the sequence of its message; the default and 0 without one."""

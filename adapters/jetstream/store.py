@@ -16,6 +16,8 @@ from postroom.domain.names import is_mailbox
 
 if TYPE_CHECKING:
     from postroom.adapters.jetstream.log_reader import JetStreamLogReader
+    from postroom.adapters.jetstream.read_model_log import JetStreamReadModelLog
+    from postroom.adapters.sql.read_models import OpenArchive
 
 
 class JetStreamStore:
@@ -90,6 +92,18 @@ class JetStreamStore:
     def read_model_updater(self) -> NoReturn:
         """Raise InvalidRequest; see `read_models`."""
         raise self._no_read_models()
+
+    def followed_log(self) -> "JetStreamReadModelLog":
+        """Open the logs for a follower; see `Store.followed_log`."""
+        return self.queried_log()
+
+    def queried_log(self, open_archive: "OpenArchive | None" = None) -> "JetStreamReadModelLog":
+        """Open the logs for queries; see `Store.queried_log`."""
+        from postroom.adapters.jetstream.read_model_log import (
+            JetStreamReadModelLog,  # Polars is slow to import
+        )
+
+        return JetStreamReadModelLog(StoreStreams(parse_store_url(self._url)), open_archive)
 
     def save_context_backlog(self, backlog: object) -> NoReturn:
         """Raise InvalidRequest; see `read_models`."""

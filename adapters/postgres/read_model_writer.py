@@ -219,14 +219,14 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
         self._is_in_transaction = False
 
     def close(self) -> None:
-        """Close the connection; see `ReadModelUpdater.close`."""
+        """Close the connection; see `FollowedLog.close`."""
         if self._db is not None:
             self._db.close()
             self._db = None
 
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:
-        """Acquire an advisory lock on a separate connection; see `ReadModelUpdater.leader_lock`."""
+        """Acquire an advisory lock on a separate connection; see `FollowedLog.leader_lock`."""
         name = "postroom views follow, leader"
         with closing(connect(self._url, name, session_for="a follower")) as connection:
             try:
@@ -245,7 +245,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
                     connection.execute(_UPDATE_SQL["unlock"])
 
     def wait_for_commit(self, seconds: float) -> bool | None:
-        """Wait for a notification in the session of the lock; see `ReadModelUpdater.wait_for_commit`."""
+        """Wait for a notification in the session of the lock; see `FollowedLog.wait_for_commit`."""
         return None if self._hints is None else self._hints.wait(seconds)
 
     @contextmanager

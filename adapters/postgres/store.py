@@ -104,6 +104,14 @@ class PostgresStore:
 
         return PostgresReadModelUpdater(self._url)
 
+    def followed_log(self) -> "PostgresReadModelUpdater":
+        """Open the logs for a follower; see `Store.followed_log`."""
+        return self.read_model_updater()
+
+    def queried_log(self, open_archive: "OpenArchive | None" = None) -> "PostgresReadModels":
+        """Open the logs for queries; see `Store.queried_log`."""
+        return self.read_models(open_archive)
+
     def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
         """Save the backlog of a context; see `Store.save_context_backlog`."""
         statement = for_psycopg(

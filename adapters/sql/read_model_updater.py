@@ -91,11 +91,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
 
     @abstractmethod
     def leader_lock(self, target: str = "") -> AbstractContextManager[bool]:
-        """Try to hold the lock of a follower; see `ReadModelUpdater.leader_lock`.
-
-        Arguments:
-            target: name of the target that it follows into, empty for the store's own read models.
-        """
+        """Try to hold the lock of a follower; see `FollowedLog.leader_lock`."""
 
     @abstractmethod
     def _table(self, name: str) -> str:
@@ -153,7 +149,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
         return read_heads(self._read_log, {each: self._table(each) for each in LOG}, cursors)
 
     def wait_for_commit(self, seconds: float) -> bool | None:
-        """Return None; see `ReadModelUpdater.wait_for_commit`."""
+        """Return None; see `FollowedLog.wait_for_commit`."""
         return None
 
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:

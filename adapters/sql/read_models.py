@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import Connection, Row, func, inspect, select
@@ -86,6 +86,38 @@ _ITEM_FIELDS = tuple(
 )
 _item_values = itemgetter(*map(MESSAGE_COLUMNS.index, _ITEM_FIELDS))
 _ID_COLUMN, _STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("id", "status", "custom_headers"))
+
+
+class QueriedLog(Protocol):
+    """The logs of a store, for queries on read models that may be elsewhere.
+
+    Arguments:
+        open_archive: opens the folder of a log archive.
+    """
+
+    open_archive: OpenArchive | None
+
+    def contexts(self) -> tuple[ContextBacklog, ...]:
+        """Return the backlog of the contexts; see `ReadModels.contexts`."""
+
+    def log_heads(self, cursors: Mapping[int, LogCursor]) -> list[Head]:
+        """Return the ends of the mailbox logs of the store; see `read_heads`."""
+
+    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
+        """Return the envelopes that the log has, without auth tokens, by the places of their messages.
+
+        Arguments:
+            db: a transaction of the store's database; None for one of its own.
+        """
+
+    def log_time_after(self, mailbox: str, position: int) -> int | None:
+        """Return the log time (µs) of a mailbox's first record after a position, or None without one."""
+
+    def is_following(self, target: str = "") -> bool:
+        """Return whether a follower holds its lock; see `FollowedLog.leader_lock`."""
+
+    def close(self) -> None:
+        """Close the connections; idempotent."""
 
 
 class SqlReadModels(SqlStatistics, ReadModels):

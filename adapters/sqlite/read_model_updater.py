@@ -50,7 +50,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         self._is_watching = False
 
     def close(self) -> None:
-        """Close the files; see `ReadModelUpdater.close`."""
+        """Close the files; see `FollowedLog.close`."""
         for connection in (self._db, self._log):
             if connection is not None:
                 connection.close()
@@ -60,7 +60,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             self._changes = None
 
     def wait_for_commit(self, seconds: float) -> bool | None:
-        """Wait for the kernel to tell of a change; see `ReadModelUpdater.wait_for_commit`."""
+        """Wait for the kernel to tell of a change; see `FollowedLog.wait_for_commit`."""
         if self._changes is None:
             self._changes = FileChanges()
             self._watch()
@@ -83,7 +83,7 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
 
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:
-        """Lock a file next to the store; see `ReadModelUpdater.leader_lock`."""
+        """Lock a file next to the store; see `FollowedLog.leader_lock`."""
         path = follow_lock_path(self._store, target)
         with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as lock:
             try:

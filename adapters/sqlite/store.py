@@ -107,6 +107,14 @@ class SqliteStore:
 
         return SqliteReadModelUpdater(self._file)
 
+    def followed_log(self) -> "SqliteReadModelUpdater":
+        """Open the logs for a follower; see `Store.followed_log`."""
+        return self.read_model_updater()
+
+    def queried_log(self, open_archive: "OpenArchive | None" = None) -> "SqliteReadModels":
+        """Open the logs for queries; see `Store.queried_log`."""
+        return self.read_models(open_archive)
+
     def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context; see `Store.save_context_backlog`."""
         from postroom.adapters.sqlite.read_model_file import connect_catalog, views_path

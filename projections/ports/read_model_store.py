@@ -177,32 +177,18 @@ class VerifiableStore(ReadModelStore, Protocol):
         """Return the reader of a version's rows, for tasks."""
 
 
-class ReadModelUpdater(Protocol):
-    """An updater of the read models of one store.
+class FollowedLog(Protocol):
+    """The logs of one store, for the follower of read models that may be elsewhere.
 
     All methods raise Unavailable when the store can't be used; the next call reconnects.
-
-    Arguments:
-        where: display name of the read models, without a password.
-        rebuild_command: the command that rebuilds them.
-        stores_envelopes: whether the rows of messages have envelopes.
     """
 
-    where: str
-    rebuild_command: str
-    stores_envelopes: bool
+    def leader_lock(self, target: str = "") -> AbstractContextManager[bool]:
+        """Try to hold the lock of the one process that follows; yield whether it was acquired.
 
-    def leader_lock(self) -> AbstractContextManager[bool]:
-        """Try to hold the lock of the one process that follows; yield whether it was acquired."""
-
-    def active(self) -> Version | None:
-        """Return the active version, or None."""
-
-    def version(self, number: int) -> Version:
-        """Return a version; raise NotFound when it does not exist."""
-
-    def cursors(self, version: Version) -> dict[int, Cursor]:
-        """Return the cursors of a version by mailbox id."""
+        Arguments:
+            target: name of the target that it follows into; empty for the store's own read models.
+        """
 
     def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
         """Return the heads of the mailbox logs in the order of ids; empty logs end at 0.
@@ -217,6 +203,34 @@ class ReadModelUpdater(Protocol):
         Returns: whether one may have begun; None, at once, where nothing tells of commits.
         """
 
+    def close(self) -> None:
+        """Close the connections; does nothing when already closed."""
+
+
+class ReadModelUpdater(FollowedLog, Protocol):
+    """An updater of the read models of one store.
+
+    All methods raise Unavailable when the store can't be used; the next call reconnects.
+
+    Arguments:
+        where: display name of the read models, without a password.
+        rebuild_command: the command that rebuilds them.
+        stores_envelopes: whether the rows of messages have envelopes.
+    """
+
+    where: str
+    rebuild_command: str
+    stores_envelopes: bool
+
+    def active(self) -> Version | None:
+        """Return the active version, or None."""
+
+    def version(self, number: int) -> Version:
+        """Return a version; raise NotFound when it does not exist."""
+
+    def cursors(self, version: Version) -> dict[int, Cursor]:
+        """Return the cursors of a version by mailbox id."""
+
     def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
         """Apply a batch; return False when the cursors or the version changed since it was read.
 
@@ -229,6 +243,3 @@ class ReadModelUpdater(Protocol):
 
         Returns: False when the version is no longer the same.
         """
-
-    def close(self) -> None:
-        """Close the connections; does nothing when already closed."""

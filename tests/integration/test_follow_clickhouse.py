@@ -90,8 +90,12 @@ if not IS_OWN_PROCESS:
     def test_chdb_is_followed_as_the_suites_say() -> None:
         run_own_process(__file__)
 
-    def test_read_models_on_a_server_are_built_followed_and_queried(tmp_path: Path) -> None:
-        store = tmp_path / "store.db"
+    @pytest.mark.parametrize("kind", ["sqlite", "jetstream"])
+    def test_read_models_on_a_server_are_built_followed_and_queried(
+        tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    ) -> None:
+        is_file = kind == "sqlite"
+        store: Store = tmp_path / "store.db" if is_file else request.getfixturevalue("jetstream_store")
         live(store, "box0@test", STORY)
         with clickhouse_server(tmp_path / "models") as server:
             build_without_spark(store, into=server.url)

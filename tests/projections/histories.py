@@ -16,12 +16,8 @@ from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.projections import open_updater, rebuild_projections
 from postroom.adapters.compose.queries import open_target
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.postgres.url import is_url
-from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage
-from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.mailbox.events import MailboxMode
@@ -89,7 +85,7 @@ class Reopen:
 
 
 Store = Path | str
-"""Path of a SQLite store, or URL of a PostgreSQL one."""
+"""Path of a SQLite store, or URL of another one."""
 
 Step = Send | Receive | Settle | Operate | Wait | Reopen
 
@@ -336,11 +332,12 @@ def finish(build: Build, *, flip: bool = True) -> None:
         build.flip(build.counts(), {})
 
 
-def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> EventLog:
-    """Open the log of a mailbox in a SQLite file or, by its URL, in a PostgreSQL database."""
-    if is_url(str(store)):
-        return PostgresEventLog(str(store), mailbox, durability="relaxed", create_missing=create_missing)
-    return SqliteEventLog(store, mailbox, durability="relaxed", create_missing=create_missing)
+def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> Any:
+    """Open the log of a mailbox in a store of any kind."""
+    opened = open_store(str(store))
+    if create_missing:
+        return opened.event_log(mailbox, durability="relaxed")
+    return opened.existing_log(mailbox)
 
 
 def _records(store: Store, extent: LogExtent) -> list[Any]:

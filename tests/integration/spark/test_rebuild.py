@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
+from postroom.adapters.compose.queries import open_target
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -39,6 +40,7 @@ from tests.projections.histories import (
     rebuild,
     reference,
     send,
+    served_rows,
     take_extents,
 )
 from tests.projections.reference import fold
@@ -82,6 +84,27 @@ def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(either: Store
     assert list(dict.fromkeys(each.phase for each in seen)) == ["start", "fold", "load", "index", "flip"]
     assert set(report.seconds) == {"start", "fold", "load", "index", "catch_up", "flip", "total"}
     assert set(report.task_seconds) == {"read", "fold", "write"}
+
+
+def test_read_models_of_a_store_in_jetstream_are_built_elsewhere_as_the_reference_fold_makes_them(
+    jetstream_store: str, tmp_path: Path
+) -> None:
+    fill(jetstream_store)
+    target = f"parquet:{tmp_path / 'models'}"
+    report = rebuild(jetstream_store, into=target)
+    expected = reference(jetstream_store).rows
+    assert {name: served_rows(open_target(target), name) for name in expected} == expected
+    assert report.rows == {name: len(each) for name, each in expected.items()}
+
+
+@pytest.mark.extended
+def test_spark_submit_rebuilds_a_store_in_jetstream(jetstream_store: str, tmp_path: Path) -> None:
+    fill(jetstream_store)
+    target = f"parquet:{tmp_path / 'models'}"
+    ran = spark_submit(jetstream_store, "--into", target)
+    assert ran.returncode == 0, ran.stderr
+    rows = {name: served_rows(open_target(target), name) for name in load_projections()}
+    assert rows == reference(jetstream_store).rows
 
 
 def test_a_store_without_records_has_empty_read_models(tmp_path: Path, read_models: OpenReadModels) -> None:
@@ -201,27 +224,33 @@ def test_spark_submit_rebuilds_a_database_from_the_repository_and_shows_no_passw
     fill(postgres_store)
     url = urlsplit(postgres_store)
     secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
-    submit = Path(sys.executable).with_name("spark-submit")
-    quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
-    ran = subprocess.run(
-        [submit, "--conf", quick, "--conf", "spark.log.level=INFO", "projections/rebuild.py", "--json"],
-        cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "POSTROOM_STORE": secret,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = spark_submit(secret)
     assert ran.returncode == 0, ran.stderr
     assert "INFO" in ran.stderr
     assert "open-sesame" not in ran.stdout + ran.stderr
     report = json.loads(ran.stdout)
     assert report["rows"]["mailbox"] == len(reference(postgres_store).rows["mailbox"])
     assert read_models(postgres_store).stats().total_events == report["rows"]["mailbox"]
+
+
+def spark_submit(store: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Run a rebuild of a store by spark-submit."""
+    submit = Path(sys.executable).with_name("spark-submit")
+    settings = ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "spark.log.level=INFO")
+    configured = [word for each in settings for word in ("--conf", each)]
+    return subprocess.run(
+        [submit, *configured, "projections/rebuild.py", "--json", *options],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "POSTROOM_STORE": store,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_no_plan_of_spark_shows_the_password_of_a_database(postgres_store: str, spark: SparkSession) -> None:

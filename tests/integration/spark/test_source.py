@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from postroom.adapters.compose.spark import PostroomEvents
+from postroom.adapters.compose.spark import PostroomEvents, events
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.projections.log_reader import LogExtent, Range
@@ -38,13 +38,13 @@ def test_frames_and_views_that_are_read_several_times_each_have_their_own_rows(
 ) -> None:
     register(spark)
     source = spark.read.format("postroom_events").option("columns", "event,position")
-    events = source.load(kept.options["path"])
+    frame = source.load(kept.options["path"])
     records = [record for _, record in kept.everything()]
     sent = sum(record.type == "MessageSent" for record in records)
     # Filters that Spark gives to a Python source would be those of all its scans (ADR 0080).
-    assert events.where("event = 'MessageSent'").count() == sent
-    assert events.count() == len(records)
-    events.createOrReplaceTempView("events")
+    assert frame.where("event = 'MessageSent'").count() == sent
+    assert frame.count() == len(records)
+    frame.createOrReplaceTempView("events")
     counts = """SELECT (SELECT count(*) FROM events WHERE event = 'MessageSent'),
         (SELECT count(*) FROM events WHERE event = 'MailboxCreated'), count(*) FROM events"""
     assert spark.sql(counts).collect() == [(sent, 2, len(records))]
@@ -63,6 +63,22 @@ def test_sql_names_the_store_and_sees_types_and_comments(spark: SparkSession, ke
     records = kept.records["acme@two"]
     messages = sum(record.type.startswith("Message") for record in records)
     assert spark.sql(query).collect() == [(records[0].at, messages, "acme@two")]
+
+
+def test_a_store_in_jetstream_is_read_as_any_other(
+    spark: SparkSession, jetstream_store: str, tmp_path: Path
+) -> None:
+    register(spark)
+    with ExitStack() as stack:
+        kept = keep("archive jetstream", jetstream_store, tmp_path / "archive", stack)
+        archive = kept.options["archive"]
+        frame = spark.read.format("postroom_events").option("archive", archive).load(jetstream_store)
+        rows = frame.select("mailbox", "position", "event").orderBy("mailbox", "position").collect()
+        assert list(map(tuple, rows)) == [
+            (extent.name, record.position, record.type) for extent, record in kept.everything()
+        ]
+        scanned = events(spark, jetstream_store, archive=archive, mailbox=ONE)
+        assert scanned.count() == len(kept.records[ONE])
 
 
 @pytest.mark.extended

@@ -26,11 +26,17 @@ from tests.support.replaced_logs import cut
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("archive postgres", marks=pytest.mark.extended)])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("jetstream", "archive postgres")),
+    ]
+)
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     """Two logs, whose store and driver are as the kind says."""
     kind = str(request.param)
-    store = request.getfixturevalue("postgres_store") if "postgres" in kind else str(tmp_path / "store.db")
+    fixture = {"archive postgres": "postgres_store", "jetstream": "jetstream_store"}.get(kind)
+    store = str(tmp_path / "store.db") if fixture is None else request.getfixturevalue(fixture)
     with ExitStack() as stack:
         yield keep(kind, store, tmp_path / "archive", stack)
 
