@@ -112,7 +112,7 @@ class JetStreamStore:
     def _no_read_models(self) -> InvalidRequest:
         return InvalidRequest(
             f"The store {self.where} has no read models, as JetStream can't be searched; build them "
-            "elsewhere with postroom rebuild --into, or use a store in PostgreSQL."
+            "elsewhere with postroom views rebuild --into, and search with --from."
         )
 
 

@@ -211,7 +211,7 @@ METADATA = "postroom.options"
 """Key in the metadata of a table's first column."""
 _OPTION = "option."
 """Prefix of options among the properties of a table."""
-_PASSWORD = re.compile(r"//[^/]*:[^/]*@|[?&](ssl)?password=")
+_PASSWORD = re.compile(r"//[^/]*:[^/]*@|^nats://[^/]*@|[?&](ssl)?password=")
 _STORE = ("path", "url")
 
 
@@ -239,7 +239,7 @@ def store_options(source: str, schema: "StructType", options: Mapping[str, str])
         if _PASSWORD.search(options.get(name, "")):
             raise InvalidRequest(
                 f"The option {name} of {source} has a password, which a table would store in clear text; "
-                "remove it and put it into ~/.pgpass on every node, or create a temporary view."
+                "remove it and put it into a file of every node, as ~/.pgpass is, or create a temporary view."
             )
     schema.fields[0].metadata[METADATA] = msgspec.json.encode(options).decode()
 
