@@ -96,6 +96,7 @@ async def restore(
     JetStream must be empty; it can't be opened before all of it is restored.
     """
     from postroom.adapters.compose.restore import restore as run
+    from postroom.adapters.compose.store import JETSTREAM_SCHEME, scheme_of
 
     with session.out.progress("Verifying", 1) as advance:
         restoration = await run(
@@ -108,7 +109,10 @@ async def restore(
     for loss in restoration.losses:
         records, messages = pluralize(loss.records, "record"), pluralize(loss.messages, "message")
         session.out.line(f"discarded from {loss.mailbox}: {records}, {messages}")
-    session.out.line("The store has no read models yet; make them with: postroom views rebuild")
+    if scheme_of(into) == JETSTREAM_SCHEME:
+        session.out.line("JetStream has no read models; build them with: postroom views rebuild --into")
+    else:
+        session.out.line("The store has no read models yet; make them with: postroom views rebuild")
 
 
 def _show(session: Session, manifest: "Manifest", folder: str, headline: str) -> None:

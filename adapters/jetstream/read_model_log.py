@@ -54,14 +54,15 @@ class JetStreamReadModelLog(FollowedLog, QueriedLog):
         streams, stack = self._streams(), AsyncExitStack()
         owner = f"postroom views follow, process {os.getpid()} on {socket.gethostname()}"
         lock = self._ownership.acquire(_lock_name(target), owner, 0)
-        with suppress(MailboxOwned):
+        is_leader = True
+        try:
             streams.call(lambda _: stack.enter_async_context(lock))
-            try:
-                yield True
-            finally:
-                streams.call(lambda _: stack.aclose())
-            return
-        yield False
+        except MailboxOwned:
+            is_leader = False
+        try:
+            yield is_leader
+        finally:
+            streams.call(lambda _: stack.aclose())
 
     def heads(self, cursors: Mapping[int, Cursor]) -> list[Head]:
         return [
@@ -123,11 +124,11 @@ class JetStreamReadModelLog(FollowedLog, QueriedLog):
         for id_, group in groupby(sorted(places), lambda place: place // POSITIONS_PER_MAILBOX):
             if id_ not in names:
                 continue
-            base, chosen = id_ * POSITIONS_PER_MAILBOX, set(group)
+            base, messages = id_ * POSITIONS_PER_MAILBOX, set(group)
             with closing(self._log(names[id_])) as log:
-                for commit in log.commits_of([place - base for place in chosen]):
+                for commit in log.commits_of([place - base for place in messages]):
                     for position, envelope in envelopes_by_position(commit).items():
-                        if base + position in chosen:
+                        if base + position in messages:
                             envelopes[base + position] = without_token(envelope)
         return envelopes
 

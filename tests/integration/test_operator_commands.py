@@ -66,7 +66,9 @@ def document(captured: Captured) -> Any:
 # -- backups ---
 
 
-async def test_a_backup_is_listed_verified_and_restored(session: Open, store: str, capsys: Captured) -> None:
+async def test_a_backup_is_listed_verified_and_restored(
+    session: Open, store: str, jetstream_store: str, capsys: Captured
+) -> None:
     maintenance.create(session(), "monday")
     header, _, row, *_, headline, summary = lines(capsys)
     assert header.split() == ["log", "first", "head", "epoch", "recorded"]
@@ -78,8 +80,12 @@ async def test_a_backup_is_listed_verified_and_restored(session: Open, store: st
     assert (log["mailbox"], log["position"], len(log["chain"])) == (MAILBOX, 6, 64)
     await maintenance.restore(session(), "monday", "restored.db")
     assert lines(capsys)[-1] == "The store has no read models yet; make them with: postroom views rebuild"
-    topic.list_topics(session(store="restored.db"))
-    assert len(lines(capsys)) == 4
+    await maintenance.restore(session(), "monday", jetstream_store)
+    says = "JetStream has no read models; build them with: postroom views rebuild --into"
+    assert lines(capsys)[-1] == says
+    for restored in ("restored.db", jetstream_store):
+        topic.list_topics(session(store=restored))
+        assert len(lines(capsys)) == 4
 
 
 # -- topics ---
