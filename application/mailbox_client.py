@@ -11,7 +11,13 @@ from typing import Any, Protocol, TypeVar
 from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.settle import NackOptions, check_nack, check_results, submit_valid
+from postroom.application.mailbox.settle import (
+    NackOptions,
+    check_nack,
+    check_receipt,
+    check_results,
+    submit_valid,
+)
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, ReceivedMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
@@ -27,7 +33,7 @@ from postroom.domain.errors import (
     WrongOwner,
 )
 from postroom.domain.mailbox.commands import Receive
-from postroom.domain.message import NackAction, Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 from postroom.domain.search import filter_of_mailbox
 

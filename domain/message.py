@@ -1,16 +1,13 @@
-"""The Message aggregate: its events, and the state that is their fold."""
+"""The Message aggregate: its events and its state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from postroom.domain.arguments import MAX_INT, check_int, check_type
 from postroom.domain.commit import EventColumns
-from postroom.domain.errors import InvalidRequest
-from postroom.domain.names import STREAM_BYTES
 from postroom.domain.record import Event
 
 MS = 1_000
@@ -329,25 +326,6 @@ MessageEvent = (
 )
 
 
-def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoch: int = 0) -> Message:
-    """Return the message after `event`; an existing message is changed in place.
-
-    Arguments:
-        position, epoch: of the record that carries the event.
-    """
-    kind = type(event)
-    if kind is MessageSent:
-        return new_message(event, position)  # type: ignore[arg-type]  # narrowed by `kind`, which mypy can't follow
-    assert message is not None, f"{kind.__name__} came before MessageSent"
-    if message.deliveries is None:
-        message.deliveries = Deliveries()
-    message.version = event.version
-    message.last = position
-    message.deliveries.changed_at = event.at
-    _EVOLVE[kind](message, message.deliveries, event, epoch)
-    return message
-
-
 def receive_all(messages: Sequence[Message], events: EventColumns, first: int, epoch: int) -> None:
     """Change each message by its delivery, in place; see `evolve`.
 
@@ -415,120 +393,3 @@ def new_messages(events: EventColumns, first: int) -> list[Message]:
             unique_keys,
         )
     )
-
-
-def new_message(event: MessageSent, position: int) -> Message:
-    """Return the message that was sent at `position`."""
-    archived = event.due is None
-    return Message(
-        event.stream,
-        event.version,
-        ARCHIVED if archived else READY,
-        event.topic,
-        event.shard,
-        position,
-        event.size,
-        event.at,
-        event.expires_at,
-        event.due or 0,
-        priority=event.priority,
-        ready_at=event.due or 0,
-        last=position,
-        sticky_key=event.sticky_key,
-        unique_key=event.unique_key,
-    )
-
-
-def _received(message: Message, deliveries: Deliveries, event: MessageReceived, epoch: int) -> None:
-    message.status = IN_FLIGHT
-    message.due = event.due
-    message.attempt = event.attempt
-    message.delivery = event.version
-    message.epoch = epoch
-    deliveries.received_at = event.at
-    deliveries.visibility = deliveries.hidden = event.due - event.at
-
-
-def _extended(message: Message, deliveries: Deliveries, event: MessageVisibilityExtended, epoch: int) -> None:
-    message.due = event.due
-    deliveries.hidden = event.due - event.at
-
-
-def _acked(message: Message, deliveries: Deliveries, event: MessageAcked, epoch: int) -> None:
-    message.status = ACKED
-
-
-def _requeued(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
-    message.status = READY
-    message.due = event.due
-    message.attempt = event.attempt
-    deliveries.reason = event.reason
-    if event.reason != "visibility_expired":  # its receipt is void; after a time-out it is still valid
-        message.delivery = 0
-    if event.reason == "nacked":
-        deliveries.last_error = event.last_error
-
-
-def _dead_lettered(message: Message, deliveries: Deliveries, event: MessageDeadLettered, epoch: int) -> None:
-    message.status = DEAD
-    message.expires_at = event.expires_at
-    deliveries.reason = event.reason
-    deliveries.last_error = event.last_error
-
-
-def _redriven(message: Message, deliveries: Deliveries, event: MessageRedriven, epoch: int) -> None:
-    message.status = READY
-    message.due = message.ready_at = event.due
-    message.expires_at = event.expires_at
-    message.attempt = 0
-    message.delivery = 0
-    deliveries.redriven += 1
-
-
-def _rescheduled(message: Message, deliveries: Deliveries, event: MessageRescheduled, epoch: int) -> None:
-    message.due = event.due
-    message.expires_at = event.expires_at
-    if not message.attempt:
-        message.ready_at = event.due
-
-
-def _expired(message: Message, deliveries: Deliveries, event: MessageExpired, epoch: int) -> None:
-    message.status = EXPIRED
-    deliveries.reason = event.reason
-
-
-_Change = Callable[[Message, Deliveries, Any, int], None]
-_EVOLVE: dict[type[Event], _Change] = {
-    MessageReceived: _received,
-    MessageVisibilityExtended: _extended,
-    MessageAcked: _acked,
-    MessageRequeued: _requeued,
-    MessageDeadLettered: _dead_lettered,
-    MessageRedriven: _redriven,
-    MessageRescheduled: _rescheduled,
-    MessageExpired: _expired,
-}
-
-
-def check_receipt(receipt: object) -> Receipt:
-    """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
-    if (
-        type(receipt) is Receipt
-        and type(receipt.message) is bytes
-        and type(receipt.delivery) is int
-        and type(receipt.epoch) is int
-        and len(receipt.message) == STREAM_BYTES
-        and 0 <= receipt.delivery <= MAX_INT
-        and 0 <= receipt.epoch <= MAX_INT
-    ):
-        return receipt
-    if isinstance(receipt, str):
-        raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
-    checked = check_type("A receipt", receipt, Receipt)
-    if len(check_type("A receipt's message", checked.message, bytes)) != STREAM_BYTES:
-        raise InvalidRequest(
-            f"A receipt's message must have {STREAM_BYTES} bytes; it had {len(checked.message)}."
-        )
-    check_int("A receipt's delivery", checked.delivery)
-    check_int("A receipt's epoch", checked.epoch)
-    return checked

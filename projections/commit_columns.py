@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to_records
-from postroom.application.mailbox.columns import Run
 from postroom.application.mailbox.event_columns import HASH_BYTES, AnyRun, SentRun, StoredRun
-from postroom.domain.commit import Commit
+from postroom.domain.commit import Commit, Run
 from postroom.domain.errors import BrokenLog
 from postroom.domain.names import STREAM_BYTES
 from postroom.projections.log_reader import (

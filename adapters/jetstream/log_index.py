@@ -18,8 +18,7 @@ import msgspec
 from postroom.adapters.jetstream.state import StoreState
 from postroom.adapters.jetstream.store_streams import token_of
 from postroom.application.mailbox.codec import compress, decode_runs, decompress
-from postroom.application.mailbox.columns import expand
-from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent, expand
 from postroom.domain.errors import BrokenLog
 from postroom.domain.names import STREAM_BYTES
 

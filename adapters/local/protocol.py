@@ -15,7 +15,7 @@ import msgspec
 from postroom.application.caller import Caller
 from postroom.application.mailbox.administer import CHUNK
 from postroom.application.mailbox.receive import make_receive
-from postroom.application.mailbox.settle import check_nack
+from postroom.application.mailbox.settle import check_nack, check_receipt
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import Metric
@@ -41,7 +41,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     SetSettings,
 )
-from postroom.domain.message import MAX_PRIORITY, check_receipt
+from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, check_visibility
 from postroom.domain.redrive.spec import RedriveSpec

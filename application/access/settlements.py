@@ -10,7 +10,13 @@ import msgspec
 from postroom.application.access.audit import ALLOWED, Auditor, audit_refusals
 from postroom.application.access.guard import Deliveries, Guard
 from postroom.application.caller import Caller, call_as
-from postroom.application.mailbox.settle import DeliveryWindows, NackOptions, check_results, with_results
+from postroom.application.mailbox.settle import (
+    DeliveryWindows,
+    NackOptions,
+    check_receipt,
+    check_results,
+    with_results,
+)
 from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
@@ -21,7 +27,7 @@ from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Rejected, StaleReceipt
-from postroom.domain.message import NackAction, Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.names import job_of_topics, message_id
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 

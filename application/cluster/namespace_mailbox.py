@@ -29,6 +29,7 @@ from postroom.application.mailbox.receive import StreamMessages
 from postroom.application.mailbox.settle import (
     DeliveryWindows,
     check_nack,
+    check_receipt,
     check_results,
     extended_receipts,
     finished_receipts,
@@ -52,7 +53,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.mailbox.subscription_decisions import queue_taken
-from postroom.domain.message import NackAction, Receipt, check_receipt
+from postroom.domain.message import NackAction, Receipt
 from postroom.domain.namespace import RESERVED_TOPIC, home_of
 from postroom.domain.policy import check_visibility
 

@@ -9,10 +9,19 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
-from postroom.application.mailbox.columns import Run, expand
 from postroom.application.mailbox.event_columns import RUNS, AnyRun, SentRun
 from postroom.application.version import own_version
-from postroom.domain.commit import Commit, EventColumns, EventParts, IndexEntry, LastEvent, by_column, link
+from postroom.domain.commit import (
+    Commit,
+    EventColumns,
+    EventParts,
+    IndexEntry,
+    LastEvent,
+    Run,
+    by_column,
+    expand,
+    link,
+)
 from postroom.domain.errors import BrokenLog, UnusableStore
 from postroom.domain.integrity import has_intact_payload
 from postroom.domain.message import MessageSent

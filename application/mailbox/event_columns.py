@@ -10,18 +10,6 @@ from typing import Any
 
 from msgspec.structs import astuple
 
-from postroom.application.mailbox.columns import (
-    Ints,
-    OptionalBytes,
-    OptionalInts,
-    OptionalTexts,
-    Run,
-    Texts,
-    column,
-    expand,
-    join,
-    split,
-)
 from postroom.application.mailbox.job_columns import (
     RedriveRun,
     ScheduleDeletedRun,
@@ -33,6 +21,18 @@ from postroom.application.mailbox.job_columns import (
     SubscriptionDeletedRun,
     SubscriptionRewoundRun,
     SubscriptionSetRun,
+)
+from postroom.domain.commit import (
+    Ints,
+    OptionalBytes,
+    OptionalInts,
+    OptionalTexts,
+    Run,
+    Texts,
+    column,
+    expand,
+    join,
+    split,
 )
 from postroom.domain.integrity import digests
 from postroom.domain.mailbox.events import (

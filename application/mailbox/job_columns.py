@@ -1,12 +1,6 @@
 """Runs of the events of redrive jobs, subscriptions and schedules."""
 
-from postroom.application.mailbox.columns import (
-    Ints,
-    OptionalBytes,
-    OptionalTexts,
-    Run,
-    Texts,
-)
+from postroom.domain.commit import Ints, OptionalBytes, OptionalTexts, Run, Texts
 from postroom.domain.redrive.job import (
     RedriveAdvanced,
     RedriveCancelled,

@@ -12,10 +12,18 @@ import msgspec
 from postroom.application.messages import MessageResult, ReceivedMessage
 from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
-from postroom.domain.arguments import check_any_text, check_int, check_items, check_optional_text, check_type
+from postroom.domain.arguments import (
+    MAX_INT,
+    check_any_text,
+    check_int,
+    check_items,
+    check_optional_text,
+    check_type,
+)
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleReceipt
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
-from postroom.domain.message import NACK_ACTIONS, NackAction, Receipt, check_receipt
+from postroom.domain.message import NACK_ACTIONS, NackAction, Receipt
+from postroom.domain.names import STREAM_BYTES
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
 
 S = TypeVar("S")
@@ -134,6 +142,30 @@ def extended_receipts(receipts: Sequence[Receipt], answers: Sequence[Rejected | 
 
 def _now_us() -> int:
     return time_ns() // 1_000
+
+
+def check_receipt(receipt: object) -> Receipt:
+    """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
+    if (
+        type(receipt) is Receipt
+        and type(receipt.message) is bytes
+        and type(receipt.delivery) is int
+        and type(receipt.epoch) is int
+        and len(receipt.message) == STREAM_BYTES
+        and 0 <= receipt.delivery <= MAX_INT
+        and 0 <= receipt.epoch <= MAX_INT
+    ):
+        return receipt
+    if isinstance(receipt, str):
+        raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
+    checked = check_type("A receipt", receipt, Receipt)
+    if len(check_type("A receipt's message", checked.message, bytes)) != STREAM_BYTES:
+        raise InvalidRequest(
+            f"A receipt's message must have {STREAM_BYTES} bytes; it had {len(checked.message)}."
+        )
+    check_int("A receipt's delivery", checked.delivery)
+    check_int("A receipt's epoch", checked.epoch)
+    return checked
 
 
 async def submit_valid(

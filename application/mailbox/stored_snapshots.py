@@ -19,7 +19,7 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
-from postroom.domain.message import evolve as evolve_message
+from postroom.domain.message_decider import evolve as evolve_message
 from postroom.domain.record import Event, Record
 
 DIGEST_BYTES = 32

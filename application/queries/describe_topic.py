@@ -9,7 +9,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from postroom.application.mailbox.codec import decode_runs
-from postroom.application.mailbox.columns import expand
 from postroom.application.mailbox.event_columns import (
     AckedRun,
     AnyRun,
@@ -24,6 +23,7 @@ from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.reports import ConsumerReport, TopicPeriod, TopicReport, TopicStep
+from postroom.domain.commit import expand
 from postroom.domain.mailbox.counts import count_keys, summarize_topic
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DAY_MS

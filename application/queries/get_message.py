@@ -30,8 +30,8 @@ from postroom.domain.message import (
     MessageEvent,
     MessageSent,
     Status,
-    evolve,
 )
+from postroom.domain.message_decider import evolve
 from postroom.domain.names import STREAM_BYTES, b3, message_id, message_stream, topic_streams
 from postroom.domain.record import Event, Record
 

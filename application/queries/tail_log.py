@@ -9,7 +9,6 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to_records
-from postroom.application.mailbox.columns import expand
 from postroom.application.mailbox.event_columns import (
     AckedRun,
     AnyRun,
@@ -22,7 +21,7 @@ from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.get_message import message_item
 from postroom.application.queries.read_events import LoggedEvent
-from postroom.domain.commit import Commit
+from postroom.domain.commit import Commit, expand
 from postroom.domain.message import MessageSent, Status
 from postroom.domain.names import message_id
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, topic_matches

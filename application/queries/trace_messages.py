@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from postroom.application.mailbox.codec import decode_runs
-from postroom.application.mailbox.columns import expand
 from postroom.application.mailbox.event_columns import SentRun
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.tail_log import message_when_sent
+from postroom.domain.commit import expand
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MS, MessageEvent, MessageSent, Status

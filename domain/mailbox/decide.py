@@ -66,7 +66,7 @@ from postroom.domain.message import (
     MessageSent,
     Receipt,
 )
-from postroom.domain.message_decisions import (
+from postroom.domain.message_decider import (
     ack,
     dead_letter,
     expire,

@@ -34,7 +34,7 @@ from postroom.domain.message import (
     MessageSent,
     MessageVisibilityExtended,
 )
-from postroom.domain.message import evolve as evolve_message
+from postroom.domain.message_decider import evolve as evolve_message
 from postroom.domain.record import Event
 from postroom.domain.redrive.job import RedriveEvent
 from postroom.domain.redrive.job import evolve as evolve_redrives

@@ -19,7 +19,7 @@ from postroom.domain.message import (
     MessageRedriven,
     MessageSent,
 )
-from postroom.domain.message_decisions import expire, reschedule
+from postroom.domain.message_decider import expire, reschedule
 from postroom.domain.names import message_id
 from postroom.domain.policy import SATURATED_RETRY_MS
 from postroom.domain.record import Event

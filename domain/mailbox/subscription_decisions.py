@@ -10,7 +10,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.integrity import hash_chain
 from postroom.domain.mailbox.state import Mailbox, shard_of
 from postroom.domain.message import MS, Message, MessageSent
-from postroom.domain.message_decisions import expire
+from postroom.domain.message_decider import expire
 from postroom.domain.names import copy_stream, describe_choices, message_id
 from postroom.domain.policy import SATURATED_RETRY_MS
 from postroom.domain.record import Event

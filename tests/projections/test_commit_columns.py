@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import to_records
-from postroom.application.mailbox.columns import Run
 from postroom.application.mailbox.event_columns import RUNS
-from postroom.domain.commit import Commit
+from postroom.domain.commit import Commit, Run
 from postroom.domain.errors import BrokenLog
 from postroom.projections import commit_columns
 from postroom.projections.commit_columns import to_batches

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from postroom.application.mailbox import command_enricher, group_decider, log_writer, stored_snapshots
 from postroom.application.mailbox.codec import decode_runs
-from postroom.domain import message, message_decisions
+from postroom.domain import message, message_decider
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
@@ -39,7 +39,7 @@ Defect = Callable[[Patch], None]
 DEFECTS: list[Defect] = [*DEFECTS_OF_KEYS, *DEFECTS_OF_SUBSCRIPTIONS]
 # What a defect puts in need not take every kind of event or command.
 MAILBOX_FOLD: dict[Any, Any] = evolve._EVOLVE
-MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
+MESSAGE_FOLD: dict[Any, Any] = message_decider._EVOLVE
 DECIDERS: dict[Any, Any] = decide._DECIDE
 
 
@@ -198,7 +198,7 @@ def a_message_that_comes_again_after_its_ack(patch: Patch) -> None:
 
 @defect
 def a_stale_receipt_that_is_obeyed(patch: Patch) -> None:
-    patch.setattr(message_decisions, "_require_current", lambda message, receipt: None)
+    patch.setattr(message_decider, "_require_current", lambda message, receipt: None)
 
 
 def folded_by(
@@ -412,7 +412,7 @@ def a_rejection_that_is_retried(patch: Patch) -> None:
     def retried(*args: Any, action: Any, **options: Any) -> Any:
         return nack(*args, action="retry" if action == "reject" else action, **options)
 
-    nack = message_decisions.nack
+    nack = message_decider.nack
     patch.setattr(decide, "nack", retried)
 
 

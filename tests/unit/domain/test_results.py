@@ -5,7 +5,8 @@ import pytest
 from postroom.domain.errors import FrameTooLarge, StaleReceipt
 from postroom.domain.mailbox.batch import decide_batch
 from postroom.domain.mailbox.commands import Ack, Receive
-from postroom.domain.message import Message, MessageEvent, evolve
+from postroom.domain.message import Message, MessageEvent
+from postroom.domain.message_decider import evolve
 from postroom.domain.policy import MailboxLimits
 from tests.unit.domain.scenario import Life, given
 

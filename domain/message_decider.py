@@ -1,13 +1,19 @@
-"""The Message aggregate: its decisions, which return the events of a change."""
+"""The Message aggregate: its decisions, which return the events of a change, and its fold."""
+
+from collections.abc import Callable
+from typing import Any
 
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, StaleReceipt
 from postroom.domain.message import (
     ACKED,
+    ARCHIVED,
+    DEAD,
     EXPIRED,
     IN_FLIGHT,
     MS,
     READY,
     DeadReason,
+    Deliveries,
     ExpiryReason,
     Message,
     MessageAcked,
@@ -27,6 +33,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import message_id
 from postroom.domain.policy import TopicPolicy, backoff_ms
+from postroom.domain.record import Event
 
 
 def receive(
@@ -72,7 +79,7 @@ def ack(
     Raises: StaleReceipt when the message has since been redelivered, dead-lettered or removed, FrameTooLarge
         when the result is too large.
     """
-    if message.receipt == receipt and (message.status == ACKED or _was_erased(message)):
+    if _is_latest(message, receipt) and (message.status == ACKED or _was_erased(message)):
         return []
     _require_current(message, receipt)
     if result is not None and len(result) > most:
@@ -107,7 +114,7 @@ def nack(
 
     Raises: StaleReceipt when the delivery has ended.
     """
-    if message.receipt == receipt and _was_erased(message):
+    if _is_latest(message, receipt) and _was_erased(message):
         return []
     _require_current(message, receipt)
     if action == "reject":
@@ -218,6 +225,11 @@ def _was_erased(message: Message) -> bool:
     return message.status == EXPIRED and message.reason == "erased" and message.delivery > 0
 
 
+def _is_latest(message: Message, receipt: Receipt) -> bool:
+    """Return whether a receipt is of the message's latest delivery."""
+    return message.delivery == receipt.delivery and message.epoch == receipt.epoch
+
+
 def _require_current(message: Message, receipt: Receipt) -> None:
     if (
         message.delivery == receipt.delivery > 0  # 0: no receipt settles the message
@@ -248,3 +260,115 @@ def _requeue(
 ) -> MessageRequeued:
     counted = message.attempt if attempt is None else attempt
     return MessageRequeued(message.stream, message.version + 1, now, counted, due, reason, error)
+
+
+def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoch: int = 0) -> Message:
+    """Return the message after `event`; an existing message is changed in place.
+
+    Arguments:
+        position, epoch: of the record that carries the event.
+    """
+    kind = type(event)
+    if kind is MessageSent:
+        return new_message(event, position)  # type: ignore[arg-type]  # narrowed by `kind`, which mypy can't follow
+    assert message is not None, f"{kind.__name__} came before MessageSent"
+    if message.deliveries is None:
+        message.deliveries = Deliveries()
+    message.version = event.version
+    message.last = position
+    message.deliveries.changed_at = event.at
+    _EVOLVE[kind](message, message.deliveries, event, epoch)
+    return message
+
+
+def new_message(event: MessageSent, position: int) -> Message:
+    """Return the message that was sent at `position`."""
+    archived = event.due is None
+    return Message(
+        event.stream,
+        event.version,
+        ARCHIVED if archived else READY,
+        event.topic,
+        event.shard,
+        position,
+        event.size,
+        event.at,
+        event.expires_at,
+        event.due or 0,
+        priority=event.priority,
+        ready_at=event.due or 0,
+        last=position,
+        sticky_key=event.sticky_key,
+        unique_key=event.unique_key,
+    )
+
+
+def _received(message: Message, deliveries: Deliveries, event: MessageReceived, epoch: int) -> None:
+    message.status = IN_FLIGHT
+    message.due = event.due
+    message.attempt = event.attempt
+    message.delivery = event.version
+    message.epoch = epoch
+    deliveries.received_at = event.at
+    deliveries.visibility = deliveries.hidden = event.due - event.at
+
+
+def _extended(message: Message, deliveries: Deliveries, event: MessageVisibilityExtended, epoch: int) -> None:
+    message.due = event.due
+    deliveries.hidden = event.due - event.at
+
+
+def _acked(message: Message, deliveries: Deliveries, event: MessageAcked, epoch: int) -> None:
+    message.status = ACKED
+
+
+def _requeued(message: Message, deliveries: Deliveries, event: MessageRequeued, epoch: int) -> None:
+    message.status = READY
+    message.due = event.due
+    message.attempt = event.attempt
+    deliveries.reason = event.reason
+    if event.reason != "visibility_expired":  # its receipt is void; after a time-out it is still valid
+        message.delivery = 0
+    if event.reason == "nacked":
+        deliveries.last_error = event.last_error
+
+
+def _dead_lettered(message: Message, deliveries: Deliveries, event: MessageDeadLettered, epoch: int) -> None:
+    message.status = DEAD
+    message.expires_at = event.expires_at
+    deliveries.reason = event.reason
+    deliveries.last_error = event.last_error
+
+
+def _redriven(message: Message, deliveries: Deliveries, event: MessageRedriven, epoch: int) -> None:
+    message.status = READY
+    message.due = message.ready_at = event.due
+    message.expires_at = event.expires_at
+    message.attempt = 0
+    message.delivery = 0
+    deliveries.redriven += 1
+
+
+def _rescheduled(message: Message, deliveries: Deliveries, event: MessageRescheduled, epoch: int) -> None:
+    message.due = event.due
+    message.expires_at = event.expires_at
+    if not message.attempt:
+        message.ready_at = event.due
+
+
+def _expired(message: Message, deliveries: Deliveries, event: MessageExpired, epoch: int) -> None:
+    message.status = EXPIRED
+    deliveries.reason = event.reason
+
+
+_Change = Callable[[Message, Deliveries, Any, int], None]
+_EVOLVE: dict[type[Event], _Change] = {
+    MessageReceived: _received,
+    MessageVisibilityExtended: _extended,
+    MessageAcked: _acked,
+    MessageRequeued: _requeued,
+    MessageDeadLettered: _dead_lettered,
+    MessageRedriven: _redriven,
+    MessageRescheduled: _rescheduled,
+    MessageExpired: _expired,
+}
