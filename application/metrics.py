@@ -1,17 +1,25 @@
-"""Metrics: counters, gauges and histograms, the requests of servers, and the state of dependencies."""
+"""Metrics: counters, gauges and histograms, those of an owner's mailbox, and the state of dependencies."""
 
 import asyncio
 import time
-from bisect import bisect_left
+from asyncio import InvalidStateError
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from postroom.application.mailbox.groups import Group, GroupEvents, Request, deliveries_of
+from postroom.application.messages import MessageDelivery
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.ports.event_log import Accepted, Answer
 from postroom.domain.errors import PostroomError
-from postroom.domain.policy import SECOND_MS
+from postroom.domain.mailbox.commands import Ack, Nack, Receive, Send
+from postroom.domain.message import Message
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
@@ -209,86 +217,178 @@ async def is_answering(mailbox: Mailbox) -> bool:
     return True
 
 
-class SurfaceMetrics:
-    """Requests of all surfaces of a process, and the metrics of the mailbox.
+BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+MAX_DEPTH = 1_024
+"""Reorder depth at which counting stops."""
+MAX_TOPICS = 1_024
+"""Number of topics that are counted by name, by event."""
+MAX_SHARDS = 1_024
+"""Maximum number of shards whose latest deliveries are remembered."""
 
-    Labels are bounded: methods, routes, statuses and codes are fixed.
 
-    Arguments:
-        measure: returns the metrics of the mailbox, wherever its owner is; None for none.
-        cap_cache_ttl_ms: how long a verified token is not verified again; None without capabilities.
-        measure_outboxes: returns the metrics of messages that transactions recorded; they don't depend on the
-            owner of the mailbox, which may be down.
+_shard_of = attrgetter("topic", "shard")
+_ACCEPTED: frozenset[type] = frozenset((Accepted, int, list))
+"""Types of the answers to commands that were not refused."""
+_EVENTS: dict[type, str] = {Send: "sent", Receive: "delivered", Ack: "acked", Nack: "nacked"}
+
+
+class ReorderDepth:
+    """Number of messages by which deliveries are out of the order of their shard (svc-mailbox C-5, G-9).
+
+    The depth of a delivery is the number of messages of its shard that were sent later and delivered before.
+    A message whose delay was asked for, by its sender or by a nack, is not out of order, and neither is one
+    that was redriven: what counts is a message that its consumer, or the answer to it, was lost with.
     """
 
-    def __init__(
-        self,
-        measure: Measure | None = None,
-        cap_cache_ttl_ms: int | None = None,
-        measure_outboxes: Measure | None = None,
-    ) -> None:
-        self.measure = measure
-        self._measure_outboxes = measure_outboxes
-        self._cap_cache_ttl_ms = cap_cache_ttl_ms
-        self._http: Counter[tuple[str, str, int]] = Counter()
-        self._grpc: Counter[tuple[str, str]] = Counter()
+    def __init__(self) -> None:
+        self.maximum: dict[int, int] = {}
+        """Largest depth so far by shard number."""
+        self._delivered: dict[tuple[str, int], list[int]] = {}
+        """Ascending positions of the latest messages that were delivered, by shard."""
+
+    def delivered(self, messages: Iterable[Message]) -> None:
+        """Note deliveries."""
+        for key, group in groupby(messages, _shard_of):
+            positions = self._delivered.get(key)
+            if positions is None:
+                positions = self._first_of(key)
+            latest = positions[-1] if positions else 0
+            for message in group:
+                if message.position > latest:
+                    latest = message.position
+                    positions.append(latest)
+                else:
+                    self._delivered_late(message, positions)
+            if len(positions) > 2 * MAX_DEPTH:
+                del positions[:-MAX_DEPTH]
+
+    def _delivered_late(self, message: Message, positions: list[int]) -> None:
+        if message.reason in ("nacked", "released") or message.redriven or message.ready_at > message.sent_at:
+            return
+        depth = min(len(positions) - bisect_right(positions, message.position), MAX_DEPTH)
+        if depth > self.maximum[message.shard]:
+            self.maximum[message.shard] = depth
+
+    def _first_of(self, key: tuple[str, int]) -> list[int]:
+        if len(self._delivered) >= MAX_SHARDS:
+            del self._delivered[next(iter(self._delivered))]
+        self.maximum.setdefault(key[1], 0)
+        return self._delivered.setdefault(key, [])
+
+
+class MailboxMetrics:
+    """Latencies, refusals, batches and reordering of a mailbox, since this process owns it."""
+
+    def __init__(self) -> None:
+        self._enqueue = new_histogram()
+        self._dequeue = new_histogram()
+        self._ack = new_histogram()
+        self._latencies: dict[type, Histogram] = {
+            Send: self._enqueue,
+            Receive: self._dequeue,
+            Ack: self._ack,
+        }
         self._rejected: Counter[str] = Counter()
+        self._messages: dict[type, int] = dict.fromkeys(_EVENTS, 0)
+        self._topics: dict[str, Counter[str]] = {event: Counter() for event in _EVENTS.values()}
+        self.batch = new_histogram(BATCH_BOUNDS)
+        self.commit = new_histogram()
+        self.reorder = ReorderDepth()
 
-    def answered_http(self, method: str, route: str, status: int) -> None:
-        """Count an answered HTTP request; the route of an unknown path is `other`."""
-        name = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
-        self._http[name, route, status] += 1
+    def answer(self, group: Group) -> list[MessageDelivery]:
+        """Send the callers of a group their answers, and count latencies and refusals.
 
-    def answered_grpc(self, method: str, status: str) -> None:
-        """Count a call over gRPC that ended, with the name of its status."""
-        self._grpc[method, status] += 1
-
-    def count_answers(self, methods: Collection[str]) -> int:
-        """Return the number of calls over gRPC of these methods that succeeded."""
-        return sum(self._grpc[method, "OK"] for method in methods)
-
-    def refused(self, error: PostroomError) -> None:
-        """Count a refused request, unless the owner of the mailbox has counted it."""
-        if not error.is_counted:
-            self._rejected[error.code] += 1
-
-    async def collect(self) -> list[Metric]:
-        """Return all metrics; while the mailbox can't be used, the metrics of the surfaces."""
-        metrics: list[Metric] = []
-        is_up = True
-        if self.measure is not None:
+        Returns: the deliveries whose receivers have given up.
+        """
+        now, untaken = perf_counter(), list[MessageDelivery]()
+        for request, answers in zip(group.requests, group.answers, strict=True):
+            if isinstance(answers, PostroomError):
+                self.refuse((request,), answers)
+                continue
             try:
-                async with asyncio.timeout(MAILBOX_SECONDS):
-                    metrics += await self.measure()
-            except (PostroomError, TimeoutError):
-                is_up = False
-        if self._measure_outboxes is not None:
-            metrics += await self._measure_outboxes()
-        if self._cap_cache_ttl_ms is not None:
-            ttl = self._cap_cache_ttl_ms / SECOND_MS
-            metrics.append(
-                gauge("postroom_cap_cache_ttl_seconds", "Time until a revocation takes effect, at most.", ttl)
-            )
-        metrics += (
-            gauge("postroom_mailbox_up", "1 if the mailbox can be used.", is_up),
+                request.answers.set_result(answers)
+            except InvalidStateError:  # the caller has stopped waiting; its commands have still taken effect
+                untaken += deliveries_of(answers)
+                continue
+            kind = type(request.commands[0])
+            latency = self._latencies.get(kind)
+            if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
+                latency.observe(now - request.began)
+            refusals = 0
+            if not _ACCEPTED.issuperset(map(type, answers)):
+                for answer in answers:
+                    if isinstance(answer, PostroomError):
+                        self.count_refusal(answer)
+                        refusals += 1
+            self._count_messages(kind, answers, refusals)
+        return untaken
+
+    def refuse(self, requests: Iterable[Request], error: PostroomError) -> None:
+        """Answer every caller with `error`, and count the refusals."""
+        for request in requests:
+            if not request.answers.done():
+                request.answers.set_exception(error)
+                self.count_refusal(error)
+
+    def count_topics(self, events: GroupEvents) -> None:
+        """Count the messages of commits that are durable, by topic."""
+        for event, topics in (
+            ("sent", events.sent_by_topic),
+            ("delivered", events.delivered),
+            ("acked", events.acked),
+            ("nacked", events.nacked),
+        ):
+            counted = self._topics[event]
+            for topic, count in topics.items():
+                # Topics come and go; the first ones keep their own label.
+                is_named = topic in counted or len(counted) < MAX_TOPICS
+                counted[topic if is_named else OTHERS] += count
+
+    def _count_messages(self, kind: type, answers: list[Answer], refusals: int) -> None:
+        """Count the messages of commands of one kind; of a `Receive`, those that it delivered."""
+        if kind is Receive:
+            self._messages[kind] += sum(len(each) for each in answers if isinstance(each, list))
+        elif kind in self._messages:
+            self._messages[kind] += len(answers) - refusals
+
+    def collect(self) -> list[Metric]:
+        """Return the metrics."""
+        return [
             Metric(
-                "postroom_http_requests",
+                "postroom_messages",
                 "counter",
-                "Requests over HTTP by method, route and status.",
-                [
-                    ({"method": method, "route": route, "status": str(status)}, number)
-                    for (method, route, status), number in sorted(self._http.items())
-                ],
+                "Messages by what happened to them: sent, delivered, acked or nacked.",
+                [({"event": event}, self._messages[kind]) for kind, event in _EVENTS.items()],
             ),
             Metric(
-                "postroom_grpc_requests",
+                "postroom_topic_messages",
                 "counter",
-                "Calls over gRPC by method and status.",
+                "Messages of a topic by what happened to them: sent, delivered, acked or nacked.",
                 [
-                    ({"method": method, "status": status}, number)
-                    for (method, status), number in sorted(self._grpc.items())
+                    ({"event": event, "topic": topic}, count)
+                    for event, topics in self._topics.items()
+                    for topic, count in sorted(topics.items())
                 ],
             ),
+            histogram("postroom_enqueue_seconds", "Time until sends were durable.", self._enqueue),
+            histogram(
+                "postroom_dequeue_seconds",
+                "Time until deliveries were durable, without the wait for messages.",
+                self._dequeue,
+            ),
+            histogram("postroom_ack_seconds", "Time until acks were durable.", self._ack),
+            histogram("postroom_commit_seconds", "Duration of appends to the log.", self.commit),
+            histogram("postroom_commit_records", "Log records of an append.", self.batch),
             rejected_metric(self._rejected),
-        )
-        return merge(metrics)
+            Metric(
+                "postroom_reorder_depth_max",
+                "gauge",
+                "Largest number of messages, sent later to the same shard, that were delivered before one.",
+                [({"shard": str(shard)}, depth) for shard, depth in sorted(self.reorder.maximum.items())],
+            ),
+        ]
+
+    def count_refusal(self, error: PostroomError) -> None:
+        """Count a refusal by its code."""
+        self._rejected[error.code] += 1
+        error.is_counted = True

@@ -6,9 +6,9 @@ from datetime import datetime
 import uuid_utils
 
 from postroom.application.mailbox.administer import execute
-from postroom.application.mailbox.command_enricher import COPIES, TAIL, find_sent
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import StepWorker
+from postroom.application.mailbox.records import COPIES, TAIL, find_sent
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import VolatileLog
 from postroom.application.queries.mailbox_past import to_us

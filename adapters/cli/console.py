@@ -24,15 +24,9 @@ from postroom.adapters.compose.console import (
     new_code,
     open_instances,
 )
-from postroom.adapters.compose.serve import (
-    HttpSettings,
-    open_http_surface,
-    serve_apps,
-    serve_mailbox,
-)
+from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_apps, serve_mailbox
 from postroom.application.extras import explain_missing_extra
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Surface
+from postroom.application.service import Surface, SurfaceMetrics
 from postroom.domain.policy import MAX_DURATION_MS
 
 CONSOLE_HTTP = "127.0.0.1:0"

@@ -19,8 +19,7 @@ from postroom.adapters.compose.console_opening import (
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Service
+from postroom.application.service import Service, SurfaceMetrics
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import background_task
 from postroom.domain.errors import InternalError, PostroomError

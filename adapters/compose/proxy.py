@@ -15,7 +15,8 @@ from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import Runner
 from postroom.application.extras import explain_missing_extra
-from postroom.application.metrics import Metric, Monitor, SurfaceMetrics
+from postroom.application.metrics import Metric, Monitor
+from postroom.application.service import SurfaceMetrics
 from postroom.application.threads import background_task
 
 if TYPE_CHECKING:  # grpcio is an extra

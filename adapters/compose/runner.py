@@ -18,11 +18,11 @@ from postroom.application.cluster.leased_mailbox import RunnerIdentity
 from postroom.application.cluster.runner import Runner, ServedMailboxes
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.owner_tasks import LeaseTerm
-from postroom.application.metrics import Metric, Monitor, SurfaceMetrics, label
+from postroom.application.metrics import Metric, Monitor, label
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import HostedMailbox, LeaseAdmin, MailboxHost, MailboxReport
 from postroom.application.queries.preview_settings import check_losses
-from postroom.application.service import OpenSession, Search, Service
+from postroom.application.service import OpenSession, Search, Service, SurfaceMetrics
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.domain.arguments import check_items

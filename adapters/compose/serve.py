@@ -15,7 +15,7 @@ from postroom.adapters.sockets.connections import ConnectionLimits
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.metrics import Measure, SurfaceMetrics
+from postroom.application.metrics import Measure
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.events import OutboxCounter
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
@@ -25,6 +25,7 @@ from postroom.application.service import (
     Search,
     Service,
     Surface,
+    SurfaceMetrics,
     WriteHealth,
     unrestricted,
 )

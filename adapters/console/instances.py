@@ -20,19 +20,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postroom.adapters.console.app import Console
 from postroom.adapters.console.page import INSTANCES
-from postroom.adapters.console.security import (
-    ROUTE,
-    Shell,
-    cookie_name,
-    protect,
-    read_choice,
-    set_cookie,
-)
+from postroom.adapters.console.security import ROUTE, Shell, cookie_name, protect, read_choice, set_cookie
 from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.topic_list import age_at
-from postroom.application.metrics import SurfaceMetrics
 from postroom.application.queries.mailbox_past import to_us
+from postroom.application.service import SurfaceMetrics
 from postroom.application.threads import cancel_and_wait, query_pool
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Forbidden, NotFound, PostroomError, Unauthenticated, Unavailable

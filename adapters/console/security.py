@@ -18,7 +18,7 @@ from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings, is_prefix
 from postroom.adapters.console.templating import StaticFiles, Templates
 from postroom.adapters.sockets.connections import address_of
-from postroom.application.metrics import SurfaceMetrics
+from postroom.application.service import SurfaceMetrics
 from postroom.application.tracing import current_corr_id
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 

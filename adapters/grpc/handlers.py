@@ -22,8 +22,7 @@ from postroom.adapters.grpc.connections import GrpcConnections
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.service import Call, Context, MailboxService
 from postroom.application.caller import read_bearer
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import FindService, Service, Session
+from postroom.application.service import FindService, Service, Session, SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
 from postroom.application.tracing import Span, context_of, correlate_task, tracer

@@ -23,9 +23,8 @@ from postroom.adapters.http_server.requests import Bodies, ClientGone, Headers, 
 from postroom.adapters.http_server.routes import CLOSE, Call, HttpRoute, Reply, Router
 from postroom.application.caller import read_bearer
 from postroom.application.cloudevents import new_message, read_message
-from postroom.application.metrics import SurfaceMetrics
 from postroom.application.remote_errors import retry_after_ms
-from postroom.application.service import OpenSession
+from postroom.application.service import OpenSession, SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.tracing import (
     MAX_CORR_ID_CHARS,

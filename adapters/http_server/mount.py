@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from postroom.adapters.http_server.app import describe, refusal, send_reply
 from postroom.adapters.http_server.requests import Bodies, ClientGone, Site
 from postroom.adapters.http_server.routes import CLOSE
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Service
+from postroom.application.service import Service, SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.tracing import Span, correlate_task, tracer
 from postroom.domain.errors import FrameTooLarge, NotFound, PostroomError

@@ -33,8 +33,7 @@ from postroom.adapters.sockets.address import (
 )
 from postroom.adapters.sockets.connections import TlsListener
 from postroom.adapters.sockets.tls import ServerTls
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Service, Surface
+from postroom.application.service import Service, Surface, SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.threads import background_task, cancel_and_wait
 from postroom.domain.errors import InvalidRequest

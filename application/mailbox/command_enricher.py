@@ -1,7 +1,7 @@
 """Enrichment of commands with facts from the log that deciding them requires."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.groups import Group
 from postroom.application.mailbox.log_writer import Committer
+from postroom.application.mailbox.records import TAIL, find_sent
 from postroom.application.mailbox.stored_snapshots import fold_message
-from postroom.application.ports.event_log import EventLog, EventLogReader
+from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import EventColumns
 from postroom.domain.errors import BrokenLog, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
-from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.record import Record
 from postroom.domain.subject import is_encrypted
-from postroom.domain.subscription import AdvanceSubscription, SubscriptionFilter
+from postroom.domain.subscription import AdvanceSubscription
 
 Content = MessageSent | Send
 """A message with its content: as the log has it, or as it was sent to this owner."""
@@ -97,7 +97,8 @@ class EnvelopeCache:
             self._size -= len(message.envelope)
 
 
-_SETTLING = (Ack, Nack, Extend)
+SETTLING = (Ack, Nack, Extend)
+"""Commands that end or extend a delivery."""
 
 READ_AHEAD = 1_000
 """Messages that the next receives want and that are cached if a receive decodes their commits anyway.
@@ -116,7 +117,7 @@ class _Existing(NamedTuple):
 
 
 class CommandEnricher:
-    """Enricher of commands with facts from the log and from earlier commands of their group."""
+    """Enricher of commands with facts from the log."""
 
     def __init__(
         self,
@@ -130,69 +131,22 @@ class CommandEnricher:
         self._protection = protection
         self.cache = cache
         self._committer = committer
-        # Messages by stream id: of this group, and of earlier groups whose appends may be in progress and
-        # therefore missing from the log.
-        self._sent: dict[bytes, _Existing | Send] = {}
-        self._in_progress: deque[dict[bytes, _Existing | Send]] = deque()
-        self._mailbox: Mailbox | None = None
-        self._removed: dict[bytes, Message] = {}
         # Follows how many the commits had, as the search for more would cost each receive of small commits.
         self._read_ahead = READ_AHEAD
 
-    def begin_group(self) -> None:
-        """Start the next group."""
-        self._in_progress.append(self._sent)
-        while len(self._in_progress) > self._committer.in_progress:
-            self._in_progress.popleft()
-        self._sent = {}
-        self._removed.clear()
-
-    def note_sent(self, command: Send) -> None:
-        """Record a message that the group sent."""
-        self._sent[command.message] = command
-
-    def note_all_sent(self, commands: Sequence[Send]) -> None:
-        """Record messages that the group sent."""
-        self._sent.update(zip([each.message for each in commands], commands, strict=True))
-
-    def note_all_removed(self, messages: Sequence[Message]) -> None:
-        """Record messages that the group acked or expired."""
-        self._removed.update(zip([message.stream for message in messages], messages, strict=True))
-
-    def has_sent(self, commands: Sequence[Command]) -> bool:
-        """Return whether the group sent messages of these sends before; see `from_batch`."""
-        return bool(self._sent) and not self._sent.keys().isdisjoint(_streams_of(commands))
-
-    def note_removed(self, message: Message) -> None:
-        """Record a message that the group acked or expired."""
-        self._removed[message.stream] = message
-
-    def from_batch(self, command: Command) -> Command:
-        """Enrich a command with the effects of earlier commands of its group."""
-        if type(command) is Send:
-            return _with_existing(command, self._sent)
-        if self._removed and isinstance(command, _SETTLING) and command.receipt.message in self._removed:
-            return msgspec.structs.replace(command, stored_message=self._removed[command.receipt.message])
-        return command
-
     async def from_log(self, commands: Sequence[Command], group: Group) -> Sequence[Command]:
         """Enrich commands with the log's records of ids that are not new, and of settled messages."""
-        mailbox = group.state.mailbox
+        messages = group.state.mailbox.messages
         if type(commands[0]) is AdvanceSubscription:
             return [await self._with_newest(commands[0], group)]
         settling: list[tuple[int, Ack | Nack | Extend]] = []
         sends: list[tuple[int, Send]] = []
         for index, command in enumerate(commands):
             if type(command) is Send:
-                if command.has_external_id or command.message in mailbox.messages:
+                if command.has_external_id or command.message in messages:
                     sends.append((index, command))
-            elif isinstance(command, _SETTLING) and command.receipt.message not in mailbox.messages:
+            elif isinstance(command, SETTLING) and command.receipt.message not in messages:
                 settling.append((index, command))
-        if mailbox is not self._mailbox:  # loaded again: no append is in progress
-            self._mailbox = mailbox
-            self._in_progress.clear()
-        if not settling and not sends:
-            return commands
         enriched = list(commands)
         if settling:
             await self._committer.wait_until_durable()
@@ -202,13 +156,14 @@ class CommandEnricher:
                 message = fold_message(stored.get(settle.receipt.message, ()))
                 enriched[index] = msgspec.structs.replace(settle, stored_message=message)
         if sends:
-            messages: dict[bytes, _Existing | Send] = {}
-            messages |= await asyncio.to_thread(self._stored, _streams_of([send for _, send in sends]))
+            earlier = self._committer.groups  # whose messages the log may lack
+            existing: dict[bytes, _Existing | Send] = {}
+            existing |= await asyncio.to_thread(self._stored, _streams_of([send for _, send in sends]))
             # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.
-            for sent in self._in_progress:
-                messages |= sent
+            for each in earlier:
+                existing |= each.sent
             for index, send in sends:
-                enriched[index] = _with_existing(send, messages)
+                enriched[index] = _with_existing(send, existing)
         return enriched
 
     async def _with_newest(self, command: AdvanceSubscription, group: Group) -> AdvanceSubscription:
@@ -410,63 +365,18 @@ class CommandEnricher:
         }
 
 
-TAIL = 10_000
-"""Positions of the log that are read while other commands wait, at most."""
-COPIES = 500
-"""Messages that one commit copies for a subscription, at most; it bounds the wait of senders."""
-FIND_BYTES = 4 << 20
-"""Size of the payloads after which `find_sent` stops."""
+def from_group(command: Command, group: Group) -> Command:
+    """Enrich a command with the effects of earlier commands of its group."""
+    if type(command) is Send:
+        return _with_existing(command, group.sent)
+    if isinstance(command, SETTLING) and command.receipt.message in group.removed:
+        return msgspec.structs.replace(command, stored_message=group.removed[command.receipt.message])
+    return command
 
 
-class FoundSent(NamedTuple):
-    """Messages of the log, each after its position, and the position through which the log was read.
-
-    `altered` are the positions of messages whose bytes were altered.
-    """
-
-    sent: list[tuple[int, MessageSent]]
-    through: int
-    altered: list[int]
-
-
-def find_sent(
-    log: EventLogReader,
-    filter_: SubscriptionFilter,
-    after: int,
-    *,
-    messages: int = COPIES,
-    positions: int = TAIL,
-) -> FoundSent:
-    """Return the messages sent after a position that match a filter, with their envelopes, verified.
-
-    Arguments:
-        messages, positions: of the log, after which to stop; the last commit is read in full.
-    """
-    matches: list[int] = []
-    through, size = after, 0
-    try:
-        for first, events in log.replay_runs(after):
-            if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
-                break
-            through = first + len(events) - 1
-            if type(events[0]) is MessageSent:
-                for position, event in enumerate(events, first):
-                    if isinstance(event, MessageSent) and filter_.covers(event):
-                        matches.append(position)
-                        size += event.size
-    except BrokenLog:
-        if through == after:
-            raise
-    records = log.at_positions(matches) if matches else {}
-    intact = [
-        (position, record.event)
-        for position in matches
-        if (record := records.get(position)) is not None
-        and isinstance(record.event, MessageSent)
-        and is_intact(record)
-    ]
-    readable = {position for position, _ in intact}
-    return FoundSent(intact, through, [each for each in matches if each not in readable])
+def has_sent(group: Group, commands: Sequence[Command]) -> bool:
+    """Return whether a group sent messages of these sends before; see `from_group`."""
+    return not group.sent.keys().isdisjoint(_streams_of(commands))
 
 
 def _streams_of(commands: Sequence[Command]) -> list[bytes]:
@@ -476,7 +386,9 @@ def _streams_of(commands: Sequence[Command]) -> list[bytes]:
     return [each.message for each in sends] + others
 
 
-def _with_existing(send: Send, messages: Mapping[bytes, _Existing | Send]) -> Send:
+def _with_existing(
+    send: Send, messages: Mapping[bytes, _Existing] | Mapping[bytes, Send] | Mapping[bytes, _Existing | Send]
+) -> Send:
     """Return a send with the payload hash of the message that has its id, if there is one."""
     existing = messages.get(send.message)
     if existing is None and send.other_stream is not None:

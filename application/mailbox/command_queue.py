@@ -21,7 +21,7 @@ from postroom.application.threads import wait_at_most
 from postroom.domain.commit import each_event
 from postroom.domain.errors import PostroomError, Saturated
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
-from postroom.domain.mailbox.keyed_shard import MAX_STALE
+from postroom.domain.mailbox.queues import MAX_STALE
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
 from postroom.domain.policy import SATURATED_RETRY_MS

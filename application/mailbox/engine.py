@@ -27,10 +27,10 @@ from postroom.application.mailbox.log_writer import (
     lease_ended,
     take_over,
 )
-from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.settle import limit_tracebacks
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
+from postroom.application.metrics import MailboxMetrics
 from postroom.application.ports.event_log import Answer, Clock, EventLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import cancel_and_wait, check_not_forked, has_result
@@ -105,7 +105,8 @@ class MailboxEngine:
             self.long_polls,
             self.release,
         )
-        enricher = CommandEnricher(log, EnvelopeCache(cache_bytes), self.committer, protection)
+        self._cache = EnvelopeCache(cache_bytes)
+        enricher = CommandEnricher(log, self._cache, self.committer, protection)
         self._decider = GroupDecider(enricher, self.metrics.reorder, admit, is_merging=is_merging)
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -491,7 +492,7 @@ class MailboxEngine:
         return state
 
     async def _load(self) -> LoadedMailbox:
-        self._decider.forget_messages()
+        self._cache.clear()
         try:
             return await load_mailbox(self.log)
         except PostroomError:

@@ -6,11 +6,17 @@ from itertools import islice
 from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
-from postroom.application.mailbox.command_enricher import CommandEnricher, Content
+from postroom.application.mailbox.command_enricher import (
+    SETTLING,
+    CommandEnricher,
+    Content,
+    from_group,
+    has_sent,
+)
 from postroom.application.mailbox.command_queue import DrainRate, arrange
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
-from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
+from postroom.application.metrics import ReorderDepth
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.telemetry import logger
 from postroom.domain.commit import EventColumns
@@ -86,9 +92,8 @@ class GroupDecider:
         if group is not None:
             group.requests.extend(requests)
         else:
-            group = Group(requests, state, [], GroupEvents())
+            group = Group(requests, state, [], GroupEvents(), {}, {})
             self._is_careful = is_careful
-            self._enricher.begin_group()
             if state.mailbox.needs_sweep(now):
                 self._apply(decide(Sweep(), state.mailbox, now), group)
         before, answered = dict(group.events.acked), len(group.answers)
@@ -109,10 +114,6 @@ class GroupDecider:
         for topic, count in group.events.acked.items():
             self._drain_rate(topic).record_drain(count - before.get(topic, 0), now)
         return group
-
-    def forget_messages(self) -> None:
-        """Clear the cache of sent messages; called when the state is void."""
-        self._cache.clear()
 
     async def _receive_together(
         self, requests: Sequence[Request], group: Group, now: int
@@ -145,7 +146,8 @@ class GroupDecider:
         if mailbox.subscriptions and copies_of(commands, mailbox) > PART_COPIES:
             return None
         try:
-            commands = await self._enricher.from_log(commands, group)
+            if _needs_log(commands, mailbox):
+                commands = await self._enricher.from_log(commands, group)
         except Exception:  # of one of them, which fails again when it is decided alone
             return None
         answers = self._execute_batch(commands, group, now)
@@ -160,15 +162,17 @@ class GroupDecider:
         # What a receiver that has given up was delivered would be hidden until its visibility timeout.
         if all(type(each) is Receive for each in request.commands) and request.answers.cancelled():
             return []
+        commands, mailbox = request.commands, group.state.mailbox
         try:
-            commands = await self._enricher.from_log(request.commands, group)
+            if _needs_log(commands, mailbox):
+                commands = await self._enricher.from_log(commands, group)
         except IntegrityFailure as failure:
             return failure
         except PostroomError:
             raise
         except Exception as error:
-            return [self._defect(command, group, error) for command in request.commands]
-        parts, mailbox = [commands], group.state.mailbox
+            return [self._defect(command, group, error) for command in commands]
+        parts = [commands]
         copies = copies_of(commands, mailbox) if mailbox.subscriptions else 0
         if copies > PART_COPIES:
             size = max(1, len(commands) * PART_COPIES // copies)
@@ -242,7 +246,7 @@ class GroupDecider:
         mailbox = group.state.mailbox
         kind = type(commands[0])
         if len(set(map(type, commands))) > 1 or (
-            kind is Send and (self._admit is not None or self._enricher.has_sent(commands))
+            kind is Send and (self._admit is not None or (group.sent and has_sent(group, commands)))
         ):
             return None
         try:
@@ -257,14 +261,15 @@ class GroupDecider:
         sends = cast("Sequence[Send]", commands)
         self._apply(events, group, sends)
         group.events.sent_by_topic[sends[0].topic] += len(sends)
-        self._enricher.note_all_sent(sends)
+        group.sent.update(zip([send.message for send in sends], sends, strict=True))
         return [Accepted(send.message, False) for send in sends]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:
         """Decide any other command and evolve the state; a refused one changes nothing."""
         mailbox = group.state.mailbox
         try:
-            command = self._enricher.from_batch(command)
+            if group.sent or group.removed:
+                command = from_group(command, group)
             events = decide(command, mailbox, now)
             # Copies make room: a settled message is forgotten once every subscription has its copy.
             if self._admit is not None and type(command) is not AdvanceSubscription:
@@ -284,7 +289,7 @@ class GroupDecider:
         except Exception as error:
             return self._refusal(command, group, error, now)
         group.events.sent_by_topic[command.topic] += 1
-        self._enricher.note_sent(command)
+        group.sent[command.message] = command
         return Accepted(command.message, duplicate=False)
 
     def _refusal(self, command: Command, group: Group, error: Exception, now: int) -> Rejected:
@@ -330,7 +335,7 @@ class GroupDecider:
                 log.add(event, mailbox.position + 1, message)
                 evolve(mailbox, event)
                 if message is not None and isinstance(event, MessageAcked | MessageExpired):
-                    self._enricher.note_removed(message)
+                    group.removed[message.stream] = message
                     self._cache.pop(message.position)  # one that was never received
                     if type(event) is MessageAcked:
                         log.acked[message.topic] += 1
@@ -353,7 +358,7 @@ class GroupDecider:
         group.events.add_all(events, first, messages)
         evolve_batch(mailbox, events)
         if events.type is MessageAcked:
-            self._enricher.note_all_removed(messages)
+            group.removed.update(zip([message.stream for message in messages], messages, strict=True))
             self._cache.drop([message.position for message in messages])  # those that were never received
             group.events.acked.update([message.topic for message in messages])
 
@@ -376,3 +381,18 @@ class GroupDecider:
                 return Accepted(original.message, duplicate=True)
         holder = None if command.unique_key is None else topic.unique.get(command.unique_key)
         return Accepted(command.message if holder is None else holder.stream, duplicate=True)
+
+
+def _needs_log(commands: Sequence[Command], mailbox: Mailbox) -> bool:
+    """Return whether the log is read before commands are decided; see `CommandEnricher.from_log`."""
+    messages = mailbox.messages
+    for command in commands:
+        if type(command) is Send:
+            if command.has_external_id or command.message in messages:
+                return True
+        elif isinstance(command, SETTLING):
+            if command.receipt.message not in messages:
+                return True
+        elif type(command) is AdvanceSubscription:
+            return True
+    return False

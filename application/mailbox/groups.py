@@ -322,12 +322,16 @@ class Group(NamedTuple):
     Arguments:
         state: the state they were decided on; if it is void, so is the group.
         answers: of each request, or the error that stopped it before any of its commands was decided.
+        sent: commands that sent messages, by stream.
+        removed: messages that were acked or expired, by stream.
     """
 
     requests: list[Request]
     state: LoadedMailbox
     answers: list[list[Answer] | IntegrityFailure]
     events: GroupEvents
+    sent: dict[bytes, Send]
+    removed: dict[bytes, Message]
 
 
 def deliveries_of(answers: Sequence[Answer]) -> list[MessageDelivery]:

@@ -12,9 +12,9 @@ import msgspec
 
 from postroom.application.mailbox.command_queue import LongPolls
 from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
-from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.segments import ends_with
 from postroom.application.messages import MessageDelivery
+from postroom.application.metrics import MailboxMetrics
 from postroom.application.ports.event_log import Clock, EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
@@ -221,9 +221,9 @@ class Committer:
         ended.add_done_callback(partial(self._end, entry))
 
     @property
-    def in_progress(self) -> int:
-        """Return the number of groups that may not be durable yet."""
-        return len(self._in_progress)
+    def groups(self) -> list[Group]:
+        """Return the groups that may not be durable yet, in order."""
+        return [each.group for each in self._in_progress]
 
     async def wait_for_room(self) -> None:
         """Wait until another append may be started."""

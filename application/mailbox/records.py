@@ -6,8 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from math import inf
 from operator import attrgetter
+from typing import NamedTuple
 
-from postroom.application.mailbox.codec import decode_by_type, decode_events, stream_ids, to_records
+from postroom.application.mailbox.codec import (
+    decode_by_type,
+    decode_events,
+    is_intact,
+    stream_ids,
+    to_records,
+)
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import BrokenLog
@@ -19,6 +26,7 @@ from postroom.domain.message import (
     MessageSent,
 )
 from postroom.domain.record import Event, Record
+from postroom.domain.subscription import SubscriptionFilter
 
 FEW = 4
 """Streams that are searched for in the bytes of a commit; for more, decoding their ids is faster."""
@@ -252,3 +260,62 @@ class Records(EventLogReader):
 def ends_history(event: Event) -> bool:
     """Return whether no event follows, unless an operator redrives a dead letter."""
     return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
+
+
+TAIL = 10_000
+"""Positions of the log that are read while other commands wait, at most."""
+COPIES = 500
+"""Messages that one commit copies for a subscription, at most; it bounds the wait of senders."""
+FIND_BYTES = 4 << 20
+"""Size of the payloads after which `find_sent` stops."""
+
+
+class FoundSent(NamedTuple):
+    """Messages of the log, each after its position, and the position through which the log was read.
+
+    `altered` are the positions of messages whose bytes were altered.
+    """
+
+    sent: list[tuple[int, MessageSent]]
+    through: int
+    altered: list[int]
+
+
+def find_sent(
+    log: EventLogReader,
+    filter_: SubscriptionFilter,
+    after: int,
+    *,
+    messages: int = COPIES,
+    positions: int = TAIL,
+) -> FoundSent:
+    """Return the messages sent after a position that match a filter, with their envelopes, verified.
+
+    Arguments:
+        messages, positions: of the log, after which to stop; the last commit is read in full.
+    """
+    matches: list[int] = []
+    through, size = after, 0
+    try:
+        for first, events in log.replay_runs(after):
+            if len(matches) >= messages or size >= FIND_BYTES or first > after + positions:
+                break
+            through = first + len(events) - 1
+            if type(events[0]) is MessageSent:
+                for position, event in enumerate(events, first):
+                    if isinstance(event, MessageSent) and filter_.covers(event):
+                        matches.append(position)
+                        size += event.size
+    except BrokenLog:
+        if through == after:
+            raise
+    records = log.at_positions(matches) if matches else {}
+    intact = [
+        (position, record.event)
+        for position in matches
+        if (record := records.get(position)) is not None
+        and isinstance(record.event, MessageSent)
+        and is_intact(record)
+    ]
+    readable = {position for position, _ in intact}
+    return FoundSent(intact, through, [each for each in matches if each not in readable])

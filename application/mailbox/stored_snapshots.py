@@ -13,10 +13,10 @@ from postroom.application.mailbox.codec import compress, decompress
 from postroom.application.mailbox.segments import ends_with
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
-from postroom.domain.mailbox.batch import Moment, evolve_batch, is_batch
+from postroom.domain.mailbox.batch import evolve_batch, is_batch
 from postroom.domain.mailbox.events import StoredSettings
 from postroom.domain.mailbox.evolve import evolve
-from postroom.domain.mailbox.snapshot import READABLE, SnapshotPart, restore_snapshot
+from postroom.domain.mailbox.snapshot import READABLE, Moment, SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message_decider import evolve as evolve_message

@@ -9,10 +9,9 @@ import msgspec
 
 from postroom.application.cron import ticks_of
 from postroom.application.extras import MissingExtra
-from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_records
 from postroom.application.messages import rfc3339
-from postroom.application.metrics import OTHERS, Metric, counter, gauge
+from postroom.application.metrics import OTHERS, MailboxMetrics, Metric, counter, gauge
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt

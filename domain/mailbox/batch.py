@@ -3,22 +3,19 @@
 A batch has the effect of its commands or events one by one, which costs several times as much (ADR 0074).
 """
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, groupby, islice
+from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, cast
 
 from msgspec.structs import astuple
 
 from postroom.domain.commit import EventColumns
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.evolve import evolve
-from postroom.domain.mailbox.key_ring import FairShard
-from postroom.domain.mailbox.keyed_shard import KeyedShard
+from postroom.domain.mailbox.keyed_shard import FairShard, KeyedShard
 from postroom.domain.mailbox.replay import ReplayEntry
-from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox, shard_of
 from postroom.domain.mailbox.subscription_decisions import fan_out
 from postroom.domain.mailbox.topic import Topic
@@ -358,134 +355,3 @@ _EVOLVE: dict[type, Callable[[Mailbox, Any], bool]] = {
     MessageAcked: _acked,
 }
 """They return False, having changed nothing, for events that must be applied one by one."""
-
-
-T = TypeVar("T")
-_by_position = attrgetter("position")
-
-CHUNK_ITEMS = 500
-"""Messages or keys that are collected without a break; a few tenths of a millisecond's work."""
-
-BLOCK_ITEMS = 100 * CHUNK_ITEMS
-"""Messages that are listed at a time until they reach a position; a million take 10 to 20 ms."""
-
-
-class Moment(NamedTuple):
-    """A position of a log, and the log time (µs) of its record."""
-
-    position: int
-    at: int
-
-
-NEVER = Moment(0, -1)
-EVER = Moment(1 << 63, 1 << 63)
-
-
-class Collector:
-    """Collects the part of a snapshot that a mailbox has changed since the part before.
-
-    The mailbox may change between the steps, and what changes after it was collected is collected again. The
-    last step finds nothing that changed, so the part then holds the mailbox as it is at that moment.
-
-    Arguments:
-        rewritten: what last changed at or before this moment is collected, too, so that the parts before are
-            not needed any more. `EVER` collects all.
-        notes_unsettled: whether to note the streams of all unsettled messages; only with `EVER`. A set of a
-            million takes 25 ms of CPU in one step each time it grows, and to free it takes as long.
-    """
-
-    def __init__(self, mailbox: Mailbox, rewritten: Moment = NEVER, *, notes_unsettled: bool = False) -> None:
-        self._mailbox = mailbox
-        self.notes_unsettled = notes_unsettled
-        if rewritten == EVER:
-            mailbox.changes.take(mailbox.position)
-            for topic in mailbox.topics.values():
-                topic.window.forget_uncollected()
-        self._chunks = self._collect(rewritten)
-        self._encoded: list[bytes] = []
-        self.items = 0
-        self.unsettled: set[bytes] = set()
-        """Streams of the messages that it has, if it notes them."""
-
-    def step(self, chunks: int) -> bool:
-        """Collect up to `chunks` chunks; return whether nothing is left that changed."""
-        for _ in range(chunks):
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return True
-            if chunk.items:
-                self.items += chunk.items
-                if self.notes_unsettled:
-                    self.unsettled.difference_update(chunk.settled)
-                    self.unsettled.update([message.stream for message in chunk.messages])
-                self._encoded.append(encode_chunk(chunk))
-        return False
-
-    def finish(self, since: int, previous: bytes) -> SnapshotPart:
-        """Return the part; to be called when `step` has just returned True, before the mailbox changes.
-
-        Arguments:
-            since: position of the first row that this one needs; 0 if it needs none.
-            previous: digest of the row before.
-        """
-        return SnapshotPart(VERSION, since, previous, Head.of(self._mailbox), self._encoded)
-
-    def _collect(self, rewritten: Moment) -> Iterator[Chunk]:
-        mailbox, messages = self._mailbox, self._mailbox.messages
-        yield from chunks_through(mailbox, rewritten)
-        while True:
-            sent = _sent_after(mailbox, mailbox.changes.through)
-            changed, settled = mailbox.changes.take(mailbox.position)
-            topics = [topic for topic in mailbox.topics.values() if topic.window.has_uncollected]
-            keys = [(topic, topic.window.take_uncollected()) for topic in topics]
-            if not (sent or changed or settled or keys):
-                return
-            for batch in _batches(settled):
-                yield Chunk(settled=list(batch))
-            for batch in _batches(changed + sent):
-                yield Chunk([messages[stream] for stream in batch if stream in messages])
-            for topic, names in keys:
-                for some in _batches(names):
-                    yield Chunk(keys={topic.name: _entries(mailbox, topic, some)})
-
-
-def chunks_through(mailbox: Mailbox, moment: Moment) -> Iterator[Chunk]:
-    """Yield the messages and keys of a mailbox that last changed at or before a moment, in order."""
-    messages, position = mailbox.messages, moment.position
-    sent = _sent_through(mailbox, position)
-    while sent:  # the last entries are removed, as to free all of them at the end would take long
-        batch = sent[: -CHUNK_ITEMS - 1 : -1]
-        del sent[-CHUNK_ITEMS:]
-        yield Chunk([m for m in batch if m.last <= position and messages.get(m.stream) is m])
-    for topic in list(mailbox.topics.values()):
-        for keys in chain.from_iterable(map(_batches, topic.window.blocks_through(moment.at))):
-            yield Chunk(keys={topic.name: _entries(mailbox, topic, keys)})
-
-
-def _entries(mailbox: Mailbox, topic: Topic, keys: Sequence[str]) -> dict[str, ReplayEntry]:
-    return topic.window.entries(keys, mailbox.at - topic.policy.replay_window_ms * MS)
-
-
-def _sent_through(mailbox: Mailbox, position: int) -> list[Message]:
-    """Return the messages sent up to a position, newest first; the mailbox has them in order."""
-    messages, sent, before = iter(mailbox.messages.values()), list[Message](), -1
-    while len(sent) > before and (not sent or sent[-1].position <= position):
-        before = len(sent)
-        sent.extend(islice(messages, BLOCK_ITEMS))
-    del sent[bisect_right(sent, position, key=_by_position) :]
-    sent.reverse()
-    return sent
-
-
-def _sent_after(mailbox: Mailbox, position: int) -> list[bytes]:
-    """Return the streams of the messages sent after a position; the mailbox has them in that order."""
-    sent: list[Message] = []
-    for message in reversed(mailbox.messages.values()):
-        if message.position <= position:
-            break
-        sent.append(message)
-    return [message.stream for message in reversed(sent)]
-
-
-def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (items[start : start + CHUNK_ITEMS] for start in range(0, len(items), CHUNK_ITEMS))

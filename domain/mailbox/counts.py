@@ -6,8 +6,8 @@ from itertools import islice
 
 import msgspec
 
+from postroom.domain.mailbox.queues import Shard
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.mailbox.topic import Shard
 from postroom.domain.message import DEAD, READY
 from postroom.domain.policy import TopicPolicy
 

@@ -12,8 +12,7 @@ from postroom.domain.mailbox.events import (
     TopicPolicySet,
     TopicResumed,
 )
-from postroom.domain.mailbox.key_ring import FairShard
-from postroom.domain.mailbox.keyed_shard import KeyedShard
+from postroom.domain.mailbox.keyed_shard import FairShard, KeyedShard
 from postroom.domain.mailbox.ownership import owner_changed, truncated
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
@@ -78,7 +77,8 @@ def _sent(mailbox: Mailbox, event: MessageSent) -> None:
         topic.unique[event.unique_key] = message
     if topic.shards_in_use != topic.policy.shards:
         topic.shards_in_use = topic.shard_count
-    topic.shard(event.shard).enqueue(message, event.at)
+    shard = topic.shards.get(event.shard)
+    (topic.shard(event.shard) if shard is None else shard).enqueue(message, event.at)
     mailbox.changed_topics.add(event.topic)
     mailbox.set_timer(message)
 
@@ -132,7 +132,8 @@ def _returned(mailbox: Mailbox, event: MessageRequeued | MessageRedriven | Messa
     topic = mailbox.topics[message.topic]
     if message.unique_key is not None:
         topic.unique[message.unique_key] = message
-    topic.shard(message.shard).enqueue(message, event.at)
+    shard = topic.shards.get(message.shard)
+    (topic.shard(message.shard) if shard is None else shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
 

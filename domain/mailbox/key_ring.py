@@ -3,17 +3,14 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from postroom.domain.mailbox.keyed_shard import MAX_STALE, SHORT, Queue
+from postroom.domain.mailbox.queues import MAX_STALE, SHORT, Queue, by_position
 from postroom.domain.message import MS, Message
-
-_by_position = attrgetter("position")
 
 Key = str | None
 """A sticky key; None for all messages without one, which share a turn and are not limited."""
@@ -196,7 +193,7 @@ class KeyRing:
             insort(waiting, message, key=self._order)
         else:
             queue = keys[key] = self._new_queue()
-            for each in sorted((*waiting, message), key=_by_position):
+            for each in sorted((*waiting, message), key=by_position):
                 queue.enqueue(each, now)
 
     def remove(self, message: Message) -> None:
@@ -349,66 +346,3 @@ class KeyRing:
             _, key = heapq.heappop(self._wakes)
             self._waking.remove(key)
             self._unblock(key, now)
-
-
-class FairShard:
-    """Shard of a topic with fair keys: it counts its messages, which wait in the ring of the topic."""
-
-    __slots__ = ("_ring", "_waiting", "in_flight")
-
-    def __init__(self, ring: KeyRing) -> None:
-        self._ring = ring
-        self._waiting = 0
-        self.in_flight = 0
-
-    @property
-    def size(self) -> int:
-        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
-        return self._waiting + self.in_flight
-
-    def enqueue(self, message: Message, now: int) -> None:
-        """Add a message, delayed if its `due` is after `now` (µs)."""
-        self._waiting += 1
-        self._ring.add(message, now)
-
-    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages that were just sent without delay, in the order of their positions."""
-        for message in messages:
-            self.enqueue(message, now)
-
-    def restore(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages, in the order of their positions, to an empty shard."""
-        self.enqueue_new(messages, now)
-
-    def dequeue(self, message: Message, now: int = 0) -> None:
-        """Remove a waiting message."""
-        self._waiting -= 1
-        self._ring.remove(message)
-
-    def deliver(self, message: Message) -> None:
-        """Remove a waiting message, which is in flight from now on."""
-        self.dequeue(message)
-        self.in_flight += 1
-
-    def restore_in_flight(self, message: Message) -> None:
-        """Count a message in flight that does not wait."""
-        self.in_flight += 1
-        self._ring.restore_in_flight(message.sticky_key)
-
-    def end_delivery(self, message: Message, now: int) -> None:
-        """End a delivery at `now` (µs)."""
-        self.in_flight -= 1
-        self._ring.end_delivery(message.sticky_key, now)
-
-    def end_deliveries(self, messages: Sequence[Message], now: int) -> None:
-        """End deliveries at `now` (µs)."""
-        for message in messages:
-            self.end_delivery(message, now)
-
-    def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages of the topic that may be delivered at `now` (µs), in turns; remove none."""
-        return self._ring.ready(now)
-
-    def next_due(self) -> int | None:
-        """Return when a delay of the topic ends, or a limit allows another delivery (µs); None for never."""
-        return self._ring.next_due()

@@ -1,46 +1,13 @@
-"""Shards of topics with ordered keys, and with priorities."""
+"""Shards of topics with ordered keys, and with fair keys."""
 
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from heapq import merge
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, takewhile
-from operator import attrgetter
-from typing import Protocol
 
+from postroom.domain.mailbox.key_ring import KeyRing
+from postroom.domain.mailbox.queues import MAX_STALE, SHORT, Queue, by_position
 from postroom.domain.message import READY, Message
-
-_by_position = attrgetter("position")
-SHORT = 64
-"""Number of messages up to which a list holds them, as a short deque takes ten times the bytes."""
-MAX_STALE = 1_024
-"""Stale entries of a queue or a heap that may outnumber those of its messages, before they are dropped."""
-
-
-class Queue(Protocol):
-    """A shard that knows no keys; times in µs."""
-
-    @property
-    def size(self) -> int:
-        """Count its messages."""
-
-    def enqueue(self, message: Message, now: int) -> None:
-        """Add a message."""
-
-    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages that were just sent without delay."""
-
-    def restore(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages to an empty queue."""
-
-    def dequeue(self, message: Message) -> None:
-        """Remove a waiting message."""
-
-    def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages that may be delivered."""
-
-    def next_due(self) -> int | None:
-        """Return when the first delayed message becomes ready."""
 
 
 class KeyedShard:
@@ -128,7 +95,7 @@ class KeyedShard:
         """Count a message in flight that does not wait."""
         self.in_flight += 1
         if message.sticky_key is not None:
-            insort(self._in_flight.setdefault(message.sticky_key, []), message, key=_by_position)
+            insort(self._in_flight.setdefault(message.sticky_key, []), message, key=by_position)
 
     def end_delivery(self, message: Message, now: int) -> None:
         """End a delivery at `now` (µs)."""
@@ -136,7 +103,7 @@ class KeyedShard:
         key = message.sticky_key
         if key is not None:
             some = self._in_flight[key]
-            del some[bisect_left(some, message.position, key=_by_position)]
+            del some[bisect_left(some, message.position, key=by_position)]
             if not some:
                 del self._in_flight[key]
                 self._advance(key, now)
@@ -218,7 +185,7 @@ class KeyedShard:
             waiting = self._behind[key]
             self._behind_size -= 1
             if isinstance(waiting, list):
-                del waiting[bisect_left(waiting, message.position, key=_by_position)]
+                del waiting[bisect_left(waiting, message.position, key=by_position)]
             else:  # a removal from its middle would move half of it
                 self._gone.add(message.position)
             self._drop_gone(key, waiting)
@@ -272,7 +239,7 @@ class KeyedShard:
         elif message.position < waiting[0].position:
             waiting.insert(0, message)
         else:
-            waiting.insert(bisect_left(waiting, message.position, key=_by_position), message)
+            waiting.insert(bisect_left(waiting, message.position, key=by_position), message)
 
     def _advance(self, key: str, now: int) -> None:
         """Have the next message of a key wait for its delivery, unless the key is blocked."""
@@ -286,35 +253,25 @@ class KeyedShard:
         self._queue.enqueue(head, now)
 
 
-by_ready_time = attrgetter("ready_at", "position")
-"""Order in which messages of one priority are delivered."""
+class FairShard:
+    """Shard of a topic with fair keys: it counts its messages, which wait in the ring of the topic."""
 
+    __slots__ = ("_ring", "_waiting", "in_flight")
 
-class PriorityShard:
-    """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
-
-    A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
-    their order does not change while they wait: a message is ordered as if it had been ready `aging` earlier
-    for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
-    """
-
-    __slots__ = ("_aging", "_new_queue", "_queues", "in_flight")
-
-    def __init__(self, aging: int, new_queue: Callable[[], Queue]) -> None:
-        """Initialise with the time (µs) that counts as one priority, and a factory of FIFO queues."""
-        self._aging = aging
-        self._new_queue = new_queue
-        self._queues: dict[int, Queue] = {}
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+        self._waiting = 0
         self.in_flight = 0
 
     @property
     def size(self) -> int:
         """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
-        return self.in_flight + sum(queue.size for queue in self._queues.values())
+        return self._waiting + self.in_flight
 
     def enqueue(self, message: Message, now: int) -> None:
-        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
-        self._queue(message.priority).enqueue(message, now)
+        """Add a message, delayed if its `due` is after `now` (µs)."""
+        self._waiting += 1
+        self._ring.add(message, now)
 
     def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
         """Add messages that were just sent without delay, in the order of their positions."""
@@ -322,37 +279,38 @@ class PriorityShard:
             self.enqueue(message, now)
 
     def restore(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
-        by_priority: defaultdict[int, list[Message]] = defaultdict(list)
-        for message in messages:
-            by_priority[message.priority].append(message)
-        for priority, some in by_priority.items():
-            self._queue(priority).restore(some, now)
+        """Add messages, in the order of their positions, to an empty shard."""
+        self.enqueue_new(messages, now)
 
-    def dequeue(self, message: Message) -> None:
+    def dequeue(self, message: Message, now: int = 0) -> None:
         """Remove a waiting message."""
-        self._queues[message.priority].dequeue(message)
+        self._waiting -= 1
+        self._ring.remove(message)
 
-    def dequeue_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages."""
+    def deliver(self, message: Message) -> None:
+        """Remove a waiting message, which is in flight from now on."""
+        self.dequeue(message)
+        self.in_flight += 1
+
+    def restore_in_flight(self, message: Message) -> None:
+        """Count a message in flight that does not wait."""
+        self.in_flight += 1
+        self._ring.restore_in_flight(message.sticky_key)
+
+    def end_delivery(self, message: Message, now: int) -> None:
+        """End a delivery at `now` (µs)."""
+        self.in_flight -= 1
+        self._ring.end_delivery(message.sticky_key, now)
+
+    def end_deliveries(self, messages: Sequence[Message], now: int) -> None:
+        """End deliveries at `now` (µs)."""
         for message in messages:
-            self.dequeue(message)
+            self.end_delivery(message, now)
 
     def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
-        return merge(*(queue.ready(now) for queue in self._queues.values()), key=self.rank)
+        """Yield the messages of the topic that may be delivered at `now` (µs), in turns; remove none."""
+        return self._ring.ready(now)
 
     def next_due(self) -> int | None:
-        """Return the µs at which the first delayed message becomes ready, or None."""
-        times = (queue.next_due() for queue in self._queues.values())
-        return min((time for time in times if time is not None), default=None)
-
-    def _queue(self, priority: int) -> Queue:
-        queue = self._queues.get(priority)
-        if queue is None:
-            queue = self._queues[priority] = self._new_queue()
-        return queue
-
-    def rank(self, message: Message) -> tuple[int, int]:
-        """Return the sort key of a message that may be delivered."""
-        return message.ready_at - message.priority * self._aging, message.position
+        """Return when a delay of the topic ends, or a limit allows another delivery (µs); None for never."""
+        return self._ring.next_due()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import islice
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,16 +15,7 @@ from postroom.domain.mailbox.key_ring import TokenBucket
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.message import (
-    DEAD,
-    DEFAULT_PRIORITY,
-    IN_FLIGHT,
-    MS,
-    READY,
-    Deliveries,
-    Message,
-    Status,
-)
+from postroom.domain.message import DEAD, DEFAULT_PRIORITY, IN_FLIGHT, MS, READY, Deliveries, Message, Status
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.schedule import Schedule
@@ -356,3 +348,14 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
             mailbox.over_capacity.add(topic.name)
     mailbox.share_limits(mailbox.at)
     mailbox.restore_timers()
+
+
+class Moment(NamedTuple):
+    """A position of a log, and the log time (µs) of its record."""
+
+    position: int
+    at: int
+
+
+NEVER = Moment(0, -1)
+EVER = Moment(1 << 63, 1 << 63)

@@ -1,27 +1,18 @@
 """State of a mailbox, which `evolve` changes by its events."""
 
-import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from itertools import chain
-from typing import NamedTuple
 
 from blake3 import blake3
 from msgspec.structs import replace
 
 from postroom.domain.mailbox.events import Clock, MailboxMode, StoredSettings
 from postroom.domain.mailbox.key_ring import SharedLimits
+from postroom.domain.mailbox.queues import Timers
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.message import (
-    DEAD,
-    IN_FLIGHT,
-    MS,
-    READY,
-    Message,
-)
+from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.names import is_glob
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
@@ -46,139 +37,6 @@ ALL_TOPICS = ""
 def shard_of(key: str, shards: int) -> int:
     """Return the shard of a sticky key, by a hash that never changes (svc-mailbox P-6)."""
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
-
-
-class _InOrder(NamedTuple):
-    """Timers in the order of their times (µs)."""
-
-    times: deque[int]
-    messages: deque[Message]
-
-
-class Timers:
-    """Timers of messages, one per message.
-
-    `time_of` returns when a message's current timer fires, or None; entries with another time are stale and
-    skipped. Timers that are set in order, as the timers of one policy are, are appended to `_recent`, others
-    to a heap. A sweep moves the entries of both to `_swept`, in their order and without the stale ones, in
-    steps: a pass over a million timers would stop the event loop for a second. `_recent` is after `_swept`;
-    a heap that a sweep has begun to move is `_sweeping`.
-    """
-
-    __slots__ = ("_heap", "_recent", "_sweeping", "_swept", "_time_of")
-
-    def __init__(self, time_of: Callable[[Message], int | None]) -> None:
-        self._time_of = time_of
-        self._swept = _InOrder(deque(), deque())
-        self._recent = _InOrder(deque(), deque())
-        self._heap: list[tuple[int, int, Message]] = []
-        self._sweeping: list[tuple[int, int, Message]] = []
-
-    def __len__(self) -> int:
-        in_order = len(self._swept.times) + len(self._recent.times)
-        return in_order + len(self._heap) + len(self._sweeping)
-
-    def set(self, at: int, message: Message) -> None:
-        """Set the message's timer to fire at `at` (µs)."""
-        times = self._recent.times or self._swept.times
-        if not times or times[-1] <= at:
-            self._recent.times.append(at)
-            self._recent.messages.append(message)
-        else:
-            heapq.heappush(self._heap, (at, message.position, message))
-
-    def set_all(self, times: list[int], messages: Sequence[Message]) -> None:
-        """Set the timers of messages, each to fire at its time (µs)."""
-        last = self._recent.times or self._swept.times
-        if (not last or last[-1] <= times[0]) and times == sorted(times):
-            self._recent.times.extend(times)
-            self._recent.messages.extend(messages)
-            return
-        for at, message in zip(times, messages, strict=True):
-            self.set(at, message)
-
-    def next(self) -> int | None:
-        """Return when the next timer fires (µs), or None."""
-        time_of, first = self._time_of, None
-        for entries in (self._swept, self._recent):
-            while entries.times and time_of(entries.messages[0]) != entries.times[0]:
-                entries.times.popleft()
-                entries.messages.popleft()
-            if entries.times:
-                first = entries.times[0]
-                break
-        for heap in (self._heap, self._sweeping):
-            while heap and time_of(heap[0][2]) != heap[0][0]:
-                heapq.heappop(heap)
-            if heap and (first is None or heap[0][0] < first):
-                first = heap[0][0]
-        return first
-
-    def due(self, now: int, limit: int) -> list[Message]:
-        """Return up to `limit` messages whose timers are due at `now` (µs), without removing the timers."""
-        fired: dict[bytes, Message] = {}
-        for entries in (self._swept, self._recent):
-            for at, message in zip(entries.times, entries.messages, strict=True):
-                if at > now or len(fired) >= limit:
-                    break
-                if self._time_of(message) == at:
-                    fired[message.stream] = message
-        for heap in (self._heap, self._sweeping):
-            pending = [0] if heap else []
-            while pending and len(fired) < limit:  # descend the heap as far as timers are due
-                index = pending.pop()
-                at, _, message = heap[index]
-                if at > now:
-                    continue
-                if self._time_of(message) == at:
-                    fired[message.stream] = message
-                pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
-        return list(fired.values())
-
-    def __iter__(self) -> Iterator[Message]:
-        """Iterate over the messages that have a timer, some more than once."""
-        for entries in (self._swept, self._recent):
-            for at, message in zip(entries.times, entries.messages, strict=True):
-                if self._time_of(message) == at:
-                    yield message
-        for at, _, message in chain(self._heap, self._sweeping):
-            if self._time_of(message) == at:
-                yield message
-
-    def sweep(self, count: int) -> None:
-        """Look at the next `count` entries, and drop the stale ones and those that occur twice."""
-        time_of, recent = self._time_of, self._recent
-        seen_at, seen = (
-            -1,
-            set[int](),
-        )  # positions of one time; not remembered, as `next` removes entries, too
-        for _ in range(count):
-            heap = self._sweeping
-            if not recent.times and not heap:
-                self._swept, self._recent = recent, self._swept
-                self._sweeping, self._heap = self._heap, heap
-                return
-            if heap and (not recent.times or heap[0][0] < recent.times[0]):
-                at, _, message = heapq.heappop(heap)
-            else:
-                at, message = recent.times.popleft(), recent.messages.popleft()
-            if time_of(message) != at:
-                continue
-            if at != seen_at:
-                seen_at = at
-                seen.clear()
-            if message.position not in seen:
-                seen.add(message.position)
-                self._swept.times.append(at)
-                self._swept.messages.append(message)
-
-    def rebuild(self, messages: Iterable[Message]) -> None:
-        """Set the timers of these messages only."""
-        live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
-        live.sort()  # never compares messages, whose positions differ
-        self._swept = _InOrder(deque(), deque())
-        self._recent = _InOrder(deque(each[0] for each in live), deque(each[2] for each in live))
-        self._heap, self._sweeping = [], []
 
 
 class Changes:

@@ -1,166 +1,20 @@
 """Topics of a mailbox: their shards, dead letters, keys and limits."""
 
-import heapq
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from heapq import merge
 from itertools import chain, groupby, islice
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Literal
 
-from postroom.domain.mailbox.key_ring import FairShard, KeyRing, Rate, SharedLimits, TokenBucket
-from postroom.domain.mailbox.keyed_shard import MAX_STALE, KeyedShard, PriorityShard, by_ready_time
+from postroom.domain.mailbox.key_ring import KeyRing, Rate, SharedLimits, TokenBucket
+from postroom.domain.mailbox.keyed_shard import FairShard, KeyedShard
+from postroom.domain.mailbox.queues import PriorityShard, Shard, by_position, by_ready_time
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, REPLACED, Message
 from postroom.domain.policy import MAX_COUNT, TopicPolicy
 
-_by_position, _by_shard = map(attrgetter, ("position", "shard"))
-
-
-class Shard:
-    """FIFO queue of ready and delayed messages, in send order.
-
-    New messages are appended to `_fresh`, which is in log order. Requeued and redriven messages, and those
-    whose delay ended, are inserted into `_returned`, sorted by position: they are delivered before messages
-    that were sent later, so order within a shard survives redelivery (svc-mailbox I-14). Messages with a
-    future `due` are in the heap `_delayed`.
-    """
-
-    __slots__ = ("_delayed", "_delays", "_fresh", "_gone", "_order", "_returned", "in_flight")
-
-    def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
-        """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
-        self._order = order
-        self._fresh: deque[Message] = deque()
-        # Positions of the entries of `_fresh` whose messages were removed; the first entry is none of them.
-        self._gone: set[int] = set()
-        self._returned: list[Message] = []
-        self._delayed: list[tuple[int, int, Message]] = []
-        # Delayed messages by position; entries of the heap with another `due` than theirs are stale.
-        self._delays: dict[int, Message] = {}
-        self.in_flight = 0
-
-    @property
-    def size(self) -> int:
-        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
-        waiting = len(self._fresh) - len(self._gone) + len(self._returned) + len(self._delays)
-        return waiting + self.in_flight
-
-    def enqueue(self, message: Message, now: int) -> None:
-        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
-        if message.due > now:
-            heapq.heappush(self._delayed, (message.due, message.position, message))
-            self._delays[message.position] = message
-        elif (
-            message.version == 1
-            and message.due <= message.sent_at
-            and (not self._fresh or self._fresh[-1].position < message.position)
-        ):
-            self._fresh.append(message)
-        else:
-            insort(self._returned, message, key=self._order)
-
-    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages that were just sent without delay, in the order of their positions."""
-        self._fresh.extend(messages)
-
-    def restore(self, messages: Sequence[Message], now: int) -> None:
-        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
-        ready = [each for each in messages if each.due <= now]
-        fresh = [each for each in ready if each.version == 1 and each.due <= each.sent_at]
-        self._fresh.extend(fresh)
-        if len(fresh) < len(ready):
-            returned = [each for each in ready if each.version > 1 or each.due > each.sent_at]
-            self._returned.extend(sorted(returned, key=self._order))
-        if len(ready) < len(messages):
-            self._delayed.extend((each.due, each.position, each) for each in messages if each.due > now)
-            heapq.heapify(self._delayed)
-            self._delays = {position: message for _, position, message in self._delayed}
-
-    def dequeue(self, message: Message) -> None:
-        """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
-        position, fresh, returned = message.position, self._fresh, self._returned
-        if fresh and fresh[0] is message:  # the first entry is not stale
-            fresh.popleft()
-            self._drop_gone()
-            return
-        if self._delays.pop(position, None) is not None:
-            if len(self._delayed) > 2 * len(self._delays) + MAX_STALE:
-                # A message that was removed and added again with the same delay has two entries.
-                due = {entry[1]: entry for entry in self._delayed if self._is_due(entry)}
-                self._delayed[:] = sorted(due.values())
-            return
-        index = bisect_left(returned, self._order(message), key=self._order)
-        if index < len(returned) and returned[index] is message:
-            del returned[index]
-            return
-        self._gone.add(position)
-        if 2 * len(self._gone) > len(fresh) + MAX_STALE:
-            self._fresh = deque(self._live_fresh())
-            self._gone.clear()
-
-    def dequeue_all(self, messages: Sequence[Message]) -> None:
-        """Remove waiting messages; see `dequeue`."""
-        fresh, gone = self._fresh, self._gone
-        for message in messages:
-            if not gone and fresh and fresh[0] is message:
-                fresh.popleft()
-            else:
-                self.dequeue(message)
-                fresh = self._fresh
-
-    def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
-        if self._delayed:
-            self._promote(now)
-        return (
-            merge(self._returned, self._live_fresh(), key=self._order)
-            if self._returned
-            else self._live_fresh()
-        )
-
-    def _live_fresh(self) -> Iterator[Message]:
-        gone = self._gone
-        return (each for each in self._fresh if each.position not in gone) if gone else iter(self._fresh)
-
-    def count_waiting(self, now: int) -> tuple[int, int, int | None]:
-        """Return the numbers of ready and of delayed messages at `now` (µs), and the oldest's send time."""
-        self._promote(now)
-        ready = len(self._fresh) - len(self._gone) + len(self._returned)
-        oldest = [*islice(self._fresh, 1), *self._returned[:1]]
-        if self._delays:
-            oldest.append(self._delays[min(self._delays)])
-        return ready, len(self._delays), min([each.sent_at for each in oldest], default=None)
-
-    def next_due(self) -> int | None:
-        """Return the µs at which the first delayed message becomes ready, or None."""
-        delayed = self._delayed
-        while delayed and not self._is_due(delayed[0]):
-            heapq.heappop(delayed)
-        return delayed[0][0] if delayed else None
-
-    def _promote(self, now: int) -> None:
-        """Move messages whose delay has ended to `_returned`; time is not an event, so reads may do this."""
-        delayed = self._delayed
-        while delayed and delayed[0][0] <= now:
-            entry = heapq.heappop(delayed)
-            if self._is_due(entry):
-                del self._delays[entry[1]]
-                insort(self._returned, entry[2], key=self._order)
-
-    def _drop_gone(self) -> None:
-        """Drop the stale entries before the first message."""
-        fresh, gone = self._fresh, self._gone
-        while gone and fresh and fresh[0].position in gone:
-            gone.remove(fresh.popleft().position)
-
-    def _is_due(self, entry: tuple[int, int, Message]) -> bool:
-        due, position, message = entry
-        return position in self._delays and message.due == due
-
+_by_shard = attrgetter("shard")
 
 WaitReason = Literal["dead_letter", "key", "key_limit", "topic_limit"]
 """Reason why a ready message waits: a dead letter holds its ordered key, earlier messages of the key are not
@@ -271,7 +125,7 @@ class Topic:
         most = 0 if policy.ordered_keys else policy.max_in_flight_per_key
         rate = Rate.of(policy.rate_per_key, policy.rate_period_ms, policy.rate_burst)
         queue = create_queue(policy)
-        order = queue.rank if isinstance(queue, PriorityShard) else _by_position
+        order = queue.rank if isinstance(queue, PriorityShard) else by_position
         return KeyRing(order, partial(create_queue, policy), most, rate, buckets, policy.key_weights)
 
     @property

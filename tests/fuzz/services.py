@@ -8,10 +8,9 @@ from typing import Any
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page
-from postroom.application.service import Service, WriteHealth, unrestricted
+from postroom.application.service import Service, SurfaceMetrics, WriteHealth, unrestricted
 from postroom.domain.errors import NotFound
 from postroom.domain.search import EventFilter, FoundMessage
 from tests.fuzz.target import Check

@@ -39,11 +39,12 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.messages import NewMessage
-from postroom.application.metrics import Metric, Monitor, SurfaceMetrics
+from postroom.application.metrics import Metric, Monitor
 from postroom.application.outbox.capture import OutboxCapture, capture_monitor
 from postroom.application.outbox.events import OutboxCounter, RecordedMessages
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.outbox import SlotState
+from postroom.application.service import SurfaceMetrics
 from postroom.application.workers.worker import Worker
 from postroom.domain.errors import LeaseHeld
 from postroom.domain.policy import TopicPolicy

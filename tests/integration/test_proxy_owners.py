@@ -21,8 +21,7 @@ from postroom.adapters.grpc.client import GrpcTransport, connect_grpc
 from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.application.cluster.runner import ServedMailboxes
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import unrestricted
+from postroom.application.service import SurfaceMetrics, unrestricted
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from tests.support.fixed_control_plane import FixedControlPlane

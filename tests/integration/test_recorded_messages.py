@@ -17,11 +17,11 @@ import pytest
 from postroom import MailboxOutbox, NewMessage, Unavailable, open_mailbox
 from postroom.adapters.compose.schedule import OutboxDatabases
 from postroom.adapters.compose.serve import HttpSettings, open_http_surface, serve_mailbox
-from postroom.application.metrics import Metric, SurfaceMetrics
+from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.outbox.events import OutboxCounter, RecordedMessages
 from postroom.application.ports.outbox import MAX_COUNTED, MAX_MAILBOXES
-from postroom.application.service import OpenSession, Search
+from postroom.application.service import OpenSession, Search, SurfaceMetrics
 from tests.support.access import controlled_mailbox
 
 HOUR = 3_600_000_000

@@ -16,8 +16,7 @@ from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Service, WriteHealth, unrestricted
+from postroom.application.service import Service, SurfaceMetrics, WriteHealth, unrestricted
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from tests.support.messages import message

@@ -25,7 +25,7 @@ from postroom.application.mailbox.stored_snapshots import (
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, Unavailable
-from postroom.domain.mailbox import batch, snapshot
+from postroom.domain.mailbox import snapshot
 from postroom.domain.mailbox.snapshot import VERSION
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from postroom.domain.record import Event
@@ -54,8 +54,8 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "STEP_CHUNKS", 1)
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 10)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 200)
-    monkeypatch.setattr(batch, "CHUNK_ITEMS", 25)
-    monkeypatch.setattr(batch, "BLOCK_ITEMS", 10)
+    monkeypatch.setattr(snapshots, "CHUNK_ITEMS", 25)
+    monkeypatch.setattr(snapshots, "BLOCK_ITEMS", 10)
     monkeypatch.setattr(snapshot, "ROW_BYTES", 4_000)
 
 

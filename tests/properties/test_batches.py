@@ -8,16 +8,18 @@ from hypothesis import given, target
 from hypothesis import strategies as st
 
 from postroom.application.mailbox.codec import make_commit
+from postroom.application.mailbox.snapshots import Collector
 from postroom.application.mailbox.stored_snapshots import encode_part
 from postroom.domain.commit import GENESIS, Commit, EventColumns, EventParts, each_event
 from postroom.domain.errors import Rejected
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.batch import EVER, Collector, decide_batch, evolve_batch, is_batch
+from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.counts import count, count_each
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
 from postroom.domain.mailbox.evolve import evolve
+from postroom.domain.mailbox.snapshot import EVER
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, Headers, Receipt
 from postroom.domain.names import mailbox_stream

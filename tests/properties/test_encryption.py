@@ -13,7 +13,7 @@ from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import IntegrityFailure, InvalidRequest
 from postroom.domain.integrity import has_intact_headers, has_intact_payload
-from postroom.domain.mailbox.decide import sent
+from postroom.domain.mailbox.send_decisions import sent
 from postroom.domain.message import MessageSent
 from postroom.domain.subject import SubjectPolicy, is_encrypted
 from tests.properties.test_envelope_properties import envelopes

@@ -21,7 +21,7 @@ from postroom.domain.envelope.headers import (
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode, validate_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.decide import sent as sent_event
+from postroom.domain.mailbox.send_decisions import sent as sent_event
 from postroom.domain.message import MessageSent
 from postroom.domain.record import Record
 from postroom.domain.search import Cursor, topic_matches

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.mailbox import topic
-from postroom.domain.mailbox.state import Timers
-from postroom.domain.mailbox.topic import Shard
+from postroom.domain.mailbox.queues import Shard, Timers
 from postroom.domain.message import READY, Message
 
 AT = 1_000

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from postroom.application.mailbox import snapshots
-from postroom.domain.mailbox import batch, snapshot
+from postroom.domain.mailbox import snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -20,5 +20,5 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "STEP_CHUNKS", 1)
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 1)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 4)
-    monkeypatch.setattr(batch, "CHUNK_ITEMS", 2)
-    monkeypatch.setattr(batch, "BLOCK_ITEMS", 1)
+    monkeypatch.setattr(snapshots, "CHUNK_ITEMS", 2)
+    monkeypatch.setattr(snapshots, "BLOCK_ITEMS", 1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postroom.domain import message
-from postroom.domain.mailbox import batch, decide, snapshot, topic
+from postroom.domain.mailbox import batch, decide, send_decisions, snapshot, topic
 from postroom.domain.mailbox.commands import Ack, Redrive
 from postroom.domain.mailbox.key_ring import NO_LIMIT, KeyRing, SharedLimits, TokenBucket
 from postroom.domain.mailbox.keyed_shard import KeyedShard
@@ -124,8 +124,8 @@ def a_message_that_is_sent_beside_the_one_that_it_replaces(patch: Patch) -> None
         events = resolve(command, holder, mailbox, now)
         return events[:1] if command.on_conflict == "replace" else events
 
-    resolve = decide._resolve_conflict
-    patch.setattr(decide, "_resolve_conflict", beside)
+    resolve = send_decisions._resolve_conflict
+    patch.setattr(send_decisions, "_resolve_conflict", beside)
 
 
 @defect_of(FairKeysMachine)

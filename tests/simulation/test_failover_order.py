@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import ReceivedMessage
-from postroom.domain.mailbox.topic import Shard, Topic
+from postroom.domain.mailbox.queues import Shard
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import SettingsChanges
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop

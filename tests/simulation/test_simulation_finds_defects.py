@@ -13,12 +13,11 @@ from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decider
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.mailbox import decide, evolve, snapshot, state, topic
+from postroom.domain.mailbox import decide, evolve, send_decisions, snapshot, state, topic
 from postroom.domain.mailbox.commands import Cancel, Receive
-from postroom.domain.mailbox.keyed_shard import PriorityShard
 from postroom.domain.mailbox.ownership import anchor
+from postroom.domain.mailbox.queues import PriorityShard, Shard
 from postroom.domain.mailbox.replay import ReplayWindow
-from postroom.domain.mailbox.topic import Shard
 from postroom.domain.message import (
     Deliveries,
     Message,
@@ -137,8 +136,8 @@ def messages_that_outlive_their_ttl(patch: Patch) -> None:
     def lasting(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
         return sent(command, shard, due, expires_at + 60_000_000, now)
 
-    sent = decide.sent
-    patch.setattr(decide, "sent", lasting)
+    sent = send_decisions.sent
+    patch.setattr(send_decisions, "sent", lasting)
 
 
 @defect
@@ -322,8 +321,8 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
     def hasty(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
         return sent(command, shard, now, expires_at, now)
 
-    sent = decide.sent
-    patch.setattr(decide, "sent", hasty)
+    sent = send_decisions.sent
+    patch.setattr(send_decisions, "sent", hasty)
 
 
 @defect

@@ -13,10 +13,9 @@ from postroom.adapters.grpc.calls import METHODS
 from postroom.adapters.grpc.server import grpc_surface
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.metrics import SurfaceMetrics
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.page import Page
-from postroom.application.service import Service, WriteHealth, unrestricted
+from postroom.application.service import Service, SurfaceMetrics, WriteHealth, unrestricted
 from postroom.domain.errors import NotFound
 from postroom.domain.search import EventFilter, FoundMessage
 from tests.support.waiting import SECONDS

@@ -10,8 +10,7 @@ from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.grpc.forwarding import LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.application.cluster.runner import ServedMailboxes
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import unrestricted
+from postroom.application.service import SurfaceMetrics, unrestricted
 from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.proxies import Owner, RunningProxy, running_owner, running_proxy, service_of
 

@@ -18,10 +18,10 @@ from postroom.adapters.sockets.address import resolve
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.runner import ServedMailboxes
 from postroom.application.mailbox.settle import DeliveryWindows
-from postroom.application.metrics import Metric, SurfaceMetrics
+from postroom.application.metrics import Metric
 from postroom.application.page import Page
 from postroom.application.ports.control_plane import LeaseAdmin
-from postroom.application.service import OpenSession, Service, WriteHealth, unrestricted
+from postroom.application.service import OpenSession, Service, SurfaceMetrics, WriteHealth, unrestricted
 from postroom.application.threads import background_task
 from postroom.domain.search import FoundMessage
 from tests.support.fixed_control_plane import FixedControlPlane

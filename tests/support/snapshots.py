@@ -1,14 +1,8 @@
 """Whole snapshots of mailboxes: to compare states, and to put into a log."""
 
+from postroom.application.mailbox.snapshots import chunks_through
 from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
-from postroom.domain.mailbox.batch import EVER, chunks_through
-from postroom.domain.mailbox.snapshot import (
-    VERSION,
-    Head,
-    SnapshotPart,
-    encode_chunk,
-    restore_snapshot,
-)
+from postroom.domain.mailbox.snapshot import EVER, VERSION, Head, SnapshotPart, encode_chunk, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox
 
 

@@ -11,8 +11,7 @@ from aiohttp import ClientSession, CookieJar
 
 from postroom.adapters.compose.console import ConsoleSettings, InstanceSource, new_code, open_instances
 from postroom.adapters.compose.serve import make_service, serve_apps
-from postroom.application.metrics import SurfaceMetrics
-from postroom.application.service import Service
+from postroom.application.service import Service, SurfaceMetrics
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Unavailable
 from tests.integration.console.conftest import access_of

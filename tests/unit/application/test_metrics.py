@@ -6,17 +6,10 @@ import pytest
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.prometheus.text import write_metrics
-from postroom.application.mailbox import metrics as mailbox_metrics
+from postroom.application import metrics as mailbox_metrics
 from postroom.application.messages import NewMessage
-from postroom.application.metrics import (
-    Metric,
-    Progress,
-    SurfaceMetrics,
-    counter,
-    histogram,
-    merge,
-    new_histogram,
-)
+from postroom.application.metrics import Metric, Progress, counter, histogram, merge, new_histogram
+from postroom.application.service import SurfaceMetrics
 from postroom.domain.errors import InvalidRequest, StaleReceipt, Unavailable
 from postroom.domain.policy import TopicPolicy
 from tests.support.waiting import until

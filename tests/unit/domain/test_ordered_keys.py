@@ -22,7 +22,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
     Sweep,
 )
-from postroom.domain.mailbox.topic import Shard
+from postroom.domain.mailbox.queues import Shard
 from postroom.domain.message import IN_FLIGHT, READY, MessageReceived
 from postroom.domain.policy import TopicPolicy
 from tests.support.snapshots import restore, take_snapshot

@@ -7,13 +7,13 @@ import pytest
 import zstandard
 from blake3 import blake3
 
+from postroom.application.mailbox import snapshots
+from postroom.application.mailbox.snapshots import Collector
 from postroom.application.mailbox.stored_snapshots import decode_part, encode_part
-from postroom.domain.mailbox import batch
-from postroom.domain.mailbox.batch import EVER, Collector
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count
 from postroom.domain.mailbox.evolve import evolve
-from postroom.domain.mailbox.snapshot import VERSION, restore_snapshot
+from postroom.domain.mailbox.snapshot import EVER, VERSION, restore_snapshot
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Event
 from tests.support.snapshots import restore, take_snapshot
@@ -64,8 +64,8 @@ def test_a_restored_mailbox_is_the_same() -> None:
 def test_a_part_is_of_the_mailbox_as_it_is_when_the_part_is_complete(
     block: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "BLOCK_ITEMS", block)
-    monkeypatch.setattr(batch, "CHUNK_ITEMS", 2)
+    monkeypatch.setattr(snapshots, "BLOCK_ITEMS", block)
+    monkeypatch.setattr(snapshots, "CHUNK_ITEMS", 2)
     chance = Random(seed)
     waiting = [Life(f"early-{n}") for n in range(30)]
     mailbox = given([policy_set(POLICY), *(life.sent(at=0) for life in waiting)]).mailbox
