@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from logging import ERROR
 from typing import NamedTuple
@@ -9,17 +10,17 @@ from typing import NamedTuple
 import uuid_utils
 
 from postroom.application.cron import LATE_US, MAX_TICKS, NextTick, due_ticks, ticks_of
+from postroom.application.extras import MissingExtra
 from postroom.application.mailbox.administer import execute
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.mailbox.owner_tasks import StepWorker
 from postroom.application.messages import NewMessage, Sent, rfc3339
-from postroom.application.queries.measure_mailbox import report_schedule, report_schedules
-from postroom.application.reports import ScheduleReport
+from postroom.application.reports import LastResult, ScheduleReport
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import FrameTooLarge, PostroomError, Rejected, Saturated
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Saturated
 from postroom.domain.mailbox.commands import (
     DeleteSchedule,
     PauseSchedule,
@@ -30,8 +31,13 @@ from postroom.domain.mailbox.commands import (
     SetSchedule,
 )
 from postroom.domain.mailbox.schedule_decisions import find_schedule
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import DEAD, IN_FLIGHT, READY
 from postroom.domain.names import message_id, tick_stream
 from postroom.domain.schedule import Schedule, ScheduleSpec, check_schedule, check_schedule_name
+
+_RESULTS: dict[int, LastResult] = {READY: "waiting", IN_FLIGHT: "in_flight", DEAD: "dead"}
+
 
 CHECK_SECONDS = 30.0
 """Longest sleep before a tick: timers of some systems stand still while the machine is suspended."""
@@ -318,3 +324,48 @@ class Schedules:
     async def _submit_schedule(self, command: ScheduleCommand) -> None:
         await execute(self._engine, command)
         self.run_schedules()
+
+
+def report_schedule(schedule: Schedule, mailbox: Mailbox) -> ScheduleReport:
+    """Return the report of a schedule of a mailbox."""
+    spec, next_run = schedule.spec, None
+    if not schedule.is_paused:
+        # A process that reads may lack cronsim, or know other time zones than the owner.
+        with suppress(MissingExtra, InvalidRequest):
+            next_run = ticks_of(spec, schedule.anchor)(schedule.through)
+    return ScheduleReport(
+        schedule.name,
+        spec.topic,
+        spec.cron,
+        spec.timezone,
+        spec.every_ms,
+        spec.missed,
+        len(spec.payload),
+        spec.headers,
+        spec.content_type,
+        spec.sticky_key,
+        spec.priority,
+        schedule.is_paused,
+        schedule.runs,
+        rfc3339(schedule.last_run or None),
+        message_id(schedule.last_message) if schedule.last_message else None,
+        rfc3339(next_run),
+        schedule.code_spec is not None,
+        schedule.code_spec is not None and schedule.code_spec != spec,
+        rfc3339(schedule.created_at) or "",
+        rfc3339(schedule.changed_at) or "",
+        _result_of(schedule, mailbox),
+    )
+
+
+def _result_of(schedule: Schedule, mailbox: Mailbox) -> LastResult | None:
+    """Return the status of the last message that a schedule sent; see `ScheduleReport.last_result`."""
+    if not schedule.last_message:
+        return None
+    message = mailbox.messages.get(schedule.last_message)
+    return "settled" if message is None else _RESULTS[message.status]
+
+
+def report_schedules(mailbox: Mailbox) -> list[ScheduleReport]:
+    """Return the reports of all schedules, sorted by name."""
+    return [report_schedule(each, mailbox) for _, each in sorted(mailbox.schedules.items())]

@@ -36,8 +36,7 @@
         └── Fenced                 503 E_FENCED, a newer owner took over the log
             └── StoreReplaced      503 E_FENCED, the file of the store is another one now
 
-The text of an error says what was wrong, where, and what to do. Codes may be added; existing ones keep their
-meaning.
+The text of an error says what was wrong, where, and what to do. Codes may be added, and keep their meaning.
 """
 
 import copyreg
@@ -107,24 +106,18 @@ class SettingsConflict(InvalidRequest):
             f"{each.name} is {show_setting(each.stored)}, not {show_setting(each.argument)}"
             for each in self.differences
         ]
-        fields = [each for each in self.differences if not each.name.startswith(_ERASURE)]
-        where = "" if mailbox == _DEFAULT_MAILBOX else f" --mailbox {mailbox}"
+        where = "" if mailbox == "main@local" else f" --mailbox {mailbox}"  # the default of commands
         change = f"run `postroom apply{where}` with a settings file that has them"
-        if len(fields) == len(self.differences):
+        if not any(each.name.startswith("erasure.") for each in self.differences):
             words = " ".join(
                 f"--unset {quote(name)}" if argument is None else quote(f"{name}={show_setting(argument)}")
-                for name, _, argument in fields
+                for name, _, argument in self.differences
             )
             change = f"run `postroom mailbox set{where} {words}` or `postroom apply{where}`"
         super().__init__(
             f"Mailbox {mailbox} has other settings than those given: {'; '.join(texts)}. Leave them out to "
             f"use what is stored; to change it, {change}."
         )
-
-
-_ERASURE = "erasure."
-_DEFAULT_MAILBOX = "main@local"
-"""The mailbox of commands without `--mailbox`; `names`, which has it, imports this module."""
 
 
 def show_setting(value: object) -> str:

@@ -1,5 +1,6 @@
 """Policies of topics and limits of mailboxes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -266,3 +267,84 @@ class OutageBackoff(msgspec.Struct, frozen=True):
     def within(self, max_ms: int) -> "OutageBackoff":
         """Return these pauses with none above a maximum, in ms."""
         return OutageBackoff(min(self.backoff_base_ms, max_ms), min(self.backoff_max_ms, max_ms))
+
+
+WINDOW_SECONDS = 5.0
+MIN_RETRY_MS, MAX_RETRY_MS = 100, 60_000
+
+
+class DrainRate:
+    """Rate at which a queue is drained, averaged exponentially over the latest seconds.
+
+    Refused callers are counted as if they queued outside: the tenth is told to wait for ten departures.
+    """
+
+    def __init__(self) -> None:
+        self._departures = 0.0
+        self._refused = 0
+        self._at_us = 0
+
+    def record_drain(self, count: int, now_us: int) -> None:
+        """Count items that left the queue."""
+        self._decay(now_us)
+        self._departures += count
+        self._refused = max(0, self._refused - count)
+
+    def retry_ms(self, count: int, now_us: int) -> int:
+        """Return when a caller whose `count` items are refused should retry, 100 ms to 60 s from now.
+
+        It is 1 s if nothing was drained lately.
+        """
+        self._decay(now_us)
+        self._refused += count
+        per_second = self._departures / WINDOW_SECONDS
+        if per_second < 1 / WINDOW_SECONDS:
+            return SATURATED_RETRY_MS
+        return min(max(int(1_000 * self._refused / per_second), MIN_RETRY_MS), MAX_RETRY_MS)
+
+    def _decay(self, now_us: int) -> None:
+        elapsed = max(0, now_us - self._at_us) / 1_000_000
+        self._departures *= math.exp(-elapsed / WINDOW_SECONDS)
+        self._at_us = max(self._at_us, now_us)
+        if elapsed > MAX_RETRY_MS / 1_000:
+            self._refused = 0
+
+
+MAX_ATTEMPTS = 1_000
+"""Maximum number of attempts in a simulation, as each costs a step."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes to a topic's policy; None leaves a field unchanged. Durations in ms.
+
+    Arguments:
+        max_attempts: deliveries before a message is dead-lettered.
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff.
+        visibility_ms: visibility timeout.
+
+    Raises: InvalidRequest when constructed with a value of a wrong type or out of bounds.
+    """
+
+    max_attempts: int | None = None
+    backoff_base_ms: int | None = None
+    backoff_max_ms: int | None = None
+    visibility_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (minimum, maximum) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_int(name, value, minimum, maximum)
+
+    def apply(self, policy: TopicPolicy) -> TopicPolicy:
+        """Return a policy with these changes."""
+        changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(policy, **changes)
+
+
+_BOUNDS = {
+    "max_attempts": (1, MAX_ATTEMPTS),
+    "backoff_base_ms": (1, MAX_DURATION_MS),
+    "backoff_max_ms": (1, MAX_DURATION_MS),
+    "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
+}

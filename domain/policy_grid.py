@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message_history import MessageHistory
-from postroom.domain.policy_simulation import Changes, Outcome, is_unaffected, observe, simulate
+from postroom.domain.policy import Changes
+from postroom.domain.policy_simulation import Outcome, is_unaffected, observe, simulate
 
 MAX_POLICIES = 60
 """Maximum number of policies in a grid; each has a bit of an integer."""

@@ -21,60 +21,15 @@ from typing import Literal, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from postroom.domain.arguments import check_int
 from postroom.domain.message import MS, ExpiryReason
 from postroom.domain.message_history import LogPosition, MessageHistory, PastDelivery, Round
-from postroom.domain.policy import (
-    MAX_DURATION_MS,
-    MAX_VISIBILITY_MS,
-    MIN_VISIBILITY_MS,
-    TopicPolicy,
-    backoff_ms,
-)
+from postroom.domain.policy import Changes, TopicPolicy, backoff_ms
 
 FinalStatus = Literal["settled", "dead", "removed", "waiting"]
 _FROM_QUEUE: tuple[ExpiryReason, ...] = ("cancelled", "superseded")
 """Reasons for which messages are removed that are ready or in flight, but no dead letters."""
 _FROM_ANYWHERE: tuple[ExpiryReason, ...] = ("erased", "rewound")
 """The same of messages of any status."""
-MAX_ATTEMPTS = 1_000
-"""Maximum number of attempts in a simulation, as each costs a step."""
-
-
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes to a topic's policy; None leaves a field unchanged. Durations in ms.
-
-    Arguments:
-        max_attempts: deliveries before a message is dead-lettered.
-        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff.
-        visibility_ms: visibility timeout.
-
-    Raises: InvalidRequest when constructed with a value of a wrong type or out of bounds.
-    """
-
-    max_attempts: int | None = None
-    backoff_base_ms: int | None = None
-    backoff_max_ms: int | None = None
-    visibility_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, (minimum, maximum) in _BOUNDS.items():
-            value = getattr(self, name)
-            if value is not None:
-                check_int(name, value, minimum, maximum)
-
-    def apply(self, policy: TopicPolicy) -> TopicPolicy:
-        """Return a policy with these changes."""
-        changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
-        return msgspec.structs.replace(policy, **changes)
-
-
-_BOUNDS = {
-    "max_attempts": (1, MAX_ATTEMPTS),
-    "backoff_base_ms": (1, MAX_DURATION_MS),
-    "backoff_max_ms": (1, MAX_DURATION_MS),
-    "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
-}
 
 
 class Outcome(msgspec.Struct):

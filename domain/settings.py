@@ -36,8 +36,6 @@ _DEPENDENT = (
     ("fair_keys", "key_weights"),
 )
 """Fields that `TopicPolicy.validate` compares with each other."""
-_COMMAND_LINE = "postroom "
-_LIBRARY_VISIBILITY_MS = 5_000
 
 
 class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,11 +64,7 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {} if self.searches is msgspec.UNSET else self.searches
 
     def with_searches(self, searches: Searches) -> "MailboxSettings":
-        """Return these settings with other saved searches, or none.
-
-        Arguments:
-            searches: by their ids.
-        """
+        """Return these settings with other saved searches, by id, or none."""
         return msgspec.structs.replace(self, searches=searches or msgspec.UNSET)
 
     def validate(self) -> "MailboxSettings":
@@ -300,16 +294,6 @@ def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChan
     differences = tuple(_differences(stored, settings))
     if differences:
         raise SettingsConflict(mailbox, differences)
-
-
-def settings_before(owner: str) -> MailboxSettings:
-    """Return the settings of a mailbox whose log has none, as far as its owner's name tells.
-
-    Owners of the command line hid delivered messages for 30 s, owners of the library for 5 s.
-    """
-    if owner.startswith(_COMMAND_LINE):
-        return MailboxSettings()
-    return MailboxSettings(default_policy=TopicPolicy(visibility_ms=_LIBRARY_VISIBILITY_MS))
 
 
 _FORMER_DEFAULTS = {("limits.topics", 1_024, MailboxLimits().topics)}

@@ -126,8 +126,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from postroom.domain.message import Receipt
-    from postroom.domain.policy import MailboxLimits, TopicPolicy
-    from postroom.domain.policy_simulation import Changes
+    from postroom.domain.policy import Changes, MailboxLimits, TopicPolicy
     from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.schedule import ScheduleSpec
     from postroom.domain.search import EventFilter, FoundMessage

@@ -1,6 +1,8 @@
 """`postroom config`, `doctor` and `explain`: settings in force, faults of an installation, error codes."""
 
+import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,12 +22,7 @@ from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import DONE, REFUSED, Outboxes, WrongUsage, exact_duration, parse_duration
 from postroom.adapters.cli.views import SearchSettings
 from postroom.adapters.compose.access import AuditSettings
-from postroom.adapters.compose.brokers import (
-    KafkaSettings,
-    MessagingSettings,
-    NatsSettings,
-    RabbitmqSettings,
-)
+from postroom.adapters.compose.brokers import KafkaSettings, MessagingSettings, NatsSettings, RabbitmqSettings
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.mcp import McpSettings
 from postroom.adapters.compose.process import TracingSettings
@@ -295,3 +292,67 @@ def _show(session: Session, findings: "list[Finding]") -> None:
         ("check", "status", "finding", "what to do"),
         [(each.check, each.status, Prose(each.finding), Prose(each.advice)) for each in findings],
     )
+
+
+FILES = {
+    "postroom.toml": """\
+# Settings; `postroom doctor` checks them.
+[topics."orders"]
+max_attempts = 5
+""",
+    "app.py": '''\
+"""Handlers of messages; `postroom up app:worker` runs them."""
+
+from postroom import Worker
+
+worker = Worker()
+
+
+@worker.consumer("orders")
+async def place(order: dict[str, object]) -> None:
+    """Handle one order; the message is delivered again if this raises."""
+    print(f"placed {order}")
+''',
+    "test_app.py": '''\
+"""Tests of the handlers; `pytest` runs them."""
+
+import asyncio
+
+from app import worker
+from postroom import NewMessage, open_mailbox
+
+
+async def handle_an_order() -> tuple[int, int]:
+    async with open_mailbox("memory:") as mailbox:
+        await mailbox.send_message(NewMessage("orders", b'{"id": 1}'))
+        counts = await worker.run(mailbox, once=True)
+    return counts.handled, counts.failed
+
+
+def test_an_order_is_handled() -> None:
+    assert asyncio.run(handle_an_order()) == (1, 0)
+''',
+}
+"""The files of a new project."""
+
+
+def init(
+    session: Session,
+    folder: Annotated[
+        Path, Argument(metavar="[FOLDER]", help="Folder of the project; created if missing.")
+    ] = Path(),
+) -> None:
+    """Write the files of a new project: settings, a worker and its test; no file is overwritten."""
+    existing = [name for name in FILES if os.path.lexists(folder / name)]
+    if existing:
+        raise WrongUsage(f"{', '.join(existing)} exist in {folder.absolute()}; name another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    session.out.result({"folder": str(folder), "files": [*FILES]}, f"Wrote {', '.join(FILES)}.")
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+    session.out.note(
+        f"Start it with `{enter}postroom up app:worker --reload`. In the same folder of another terminal:"
+    )
+    session.out.note("""postroom send orders '{"id": 1}'""")

@@ -11,19 +11,11 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.dlq import DryRun, Row, report, show_dead_letters
 from postroom.adapters.cli.filters import takes
+from postroom.adapters.cli.importer import Headers, Id, Key, Time, record_mapping
 from postroom.adapters.cli.running import Reload, mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.cli.values import (
-    Headers,
-    Id,
-    Key,
-    MetricsPort,
-    Time,
-    WrongUsage,
-    readable,
-    record_mapping,
-)
+from postroom.adapters.cli.values import MetricsPort, WrongUsage, readable
 from postroom.application.extras import explain_missing_extra
 from postroom.application.telemetry import logger
 from postroom.application.text import pluralize

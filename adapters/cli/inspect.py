@@ -28,7 +28,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.queries import Reader
-    from postroom.application.queries.get_message import MessageCandidate
+    from postroom.application.queries.browse_log import MessageCandidate
     from postroom.application.queries.redrive_lineage import Lineage
     from postroom.application.query_results import Explanation, MessageDetail
 

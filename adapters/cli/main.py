@@ -20,7 +20,7 @@ MESSAGES, QUERIES, OPERATIONS = "Messages", "Queries", "Operations"
 
 COMMANDS: Entries = {
     "demo": Command("demo:demo"),
-    "init": Command("up:init"),
+    "init": Command("config:init"),
     "up": Command("up:up"),
     "send": Command("messages:send", MESSAGES),
     "peek": Command("messages:peek", MESSAGES),
@@ -157,7 +157,7 @@ COMMANDS: Entries = {
             "list": Command("topic:list_topics"),
             "show": Command("topic:show"),
             "consumers": Command("topic:list_consumers"),
-            "workers": Command("topic:list_workers"),
+            "workers": Command("work:list_workers"),
             "pause": Command("topic:pause"),
             "resume": Command("topic:resume"),
             "policy": Command("topic:policy"),

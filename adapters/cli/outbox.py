@@ -8,16 +8,9 @@ from uuid import UUID
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.dlq import (
-    DISCARDED,
-    Remark,
-    check_selection,
-    report,
-    show_backlog,
-    show_cleanup,
-)
+from postroom.adapters.cli.dlq import DISCARDED, Remark, check_selection, report, show_backlog, show_cleanup
 from postroom.adapters.cli.filters import takes
-from postroom.adapters.cli.remote import ClientSettings, find_token_text
+from postroom.adapters.cli.remote import TARGET_EXTRAS, event_target, scheme_of
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import Database, MetricsPort, Nats, WrongUsage, parse_duration
@@ -27,7 +20,6 @@ from postroom.application.outbox.formats import FormatName
 from postroom.application.text import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.brokers import EventTarget, MailboxTarget
     from postroom.adapters.compose.outbox import CaptureSettings, MessagingSettings, OutboxSettings
     from postroom.application.outbox.relay import OutboxRelay
 
@@ -37,12 +29,6 @@ Context = Annotated[
     Option("--context", metavar="NAME", help="First token of the events' subjects. [messaging.context]"),
 ]
 EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
-
-
-NATS = ("nats", "tls", "ws", "wss")
-EXTRAS = {"kafka": "kafka,postgres", "kafka+ssl": "kafka,postgres", "amqp": "postgres,rabbitmq"}
-EXTRAS |= {"amqps": EXTRAS["amqp"], "mailbox": "postgres"} | dict.fromkeys(NATS, "nats,postgres")
-"""Extras that a target needs, by the scheme of its URL."""
 
 
 class Publishing(NamedTuple):
@@ -122,11 +108,11 @@ async def relay(
         if options.names_target:
             raise WrongUsage("--to and --nats both name a target; pass one of them.")
         settings = msgspec.structs.replace(settings, to=None)
-    with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+    with explain_missing_extra(TARGET_EXTRAS[scheme_of(settings.to)]):
         from postroom.adapters.compose.outbox import open_monitored_relay
 
         messaging, _ = _settings(session, database, context)
-    target = _target(session, messaging, settings.to, nats)
+    target = event_target(session, messaging, settings.to, nats)
     async with (
         opened(lambda: open_monitored_relay(messaging, target, settings), is_patient=not once) as (
             event_relay,
@@ -157,11 +143,11 @@ class ConfiguredRelay:
 
     def __init__(self, session: Session) -> None:
         settings, _ = publishing(session)
-        with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+        with explain_missing_extra(TARGET_EXTRAS[scheme_of(settings.to)]):
             from postroom.adapters.compose.outbox import open_monitored_relay
 
             messaging, _ = _settings(session, None)
-        target = _target(session, messaging, settings.to)
+        target = event_target(session, messaging, settings.to)
         self._open = partial(open_monitored_relay, messaging, target, settings)
         self._relay: OutboxRelay | None = None
         self._monitor: Monitor | None = None
@@ -343,7 +329,7 @@ async def capture(
     One process at a time reads the replication slot; a second one takes over when it ends.
     """
     settings = options.settings
-    with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+    with explain_missing_extra(TARGET_EXTRAS[scheme_of(settings.to)]):
         from postroom.adapters.compose.outbox import create_slot, open_monitored_capture
 
         messaging, _ = _settings(session, database, context)
@@ -354,7 +340,7 @@ async def capture(
         text = f"created {slot}" if is_new else f"{slot} exists"
         session.out.result({"slot": captured.slot, "created": is_new}, text)
         return
-    target = _target(session, messaging, settings.to)
+    target = event_target(session, messaging, settings.to)
     async with (
         opened(
             lambda: open_monitored_capture(messaging, captured, target, settings), is_patient=not once
@@ -381,66 +367,3 @@ def capture_settings(session: Session, table: str | None = None) -> "CaptureSett
     if table is None and "table" not in session.settings.sections.get("capture", {}):
         raise WrongUsage("No table is configured; pass --table, or set table under [capture].")
     return session.settings.section("capture", CaptureSettings, {"table": table})
-
-
-def scheme_of(url: str | None) -> str:
-    """Return the scheme of a target's URL; None is NATS.
-
-    Raises: WrongUsage for another scheme.
-    """
-    scheme = "nats" if url is None else url.partition(":")[0]
-    if scheme not in EXTRAS:
-        raise WrongUsage(
-            "A target's URL begins with nats://, kafka://, kafka+ssl://, amqp://, amqps:// or mailbox:; "
-            "write one of them after --to, or as to under [outbox]."
-        )
-    return scheme
-
-
-def _target(
-    session: Session, messaging: "MessagingSettings", url: str | None, nats: str | None = None
-) -> "EventTarget":
-    """Return the target that a URL names, with access to it by the settings of its section.
-
-    Arguments:
-        url: None takes NATS.
-        nats: the URL of NATS then; None takes the one of `[nats]`.
-
-    Raises: WrongUsage without a context or for a URL of another scheme, InvalidRequest for an invalid one.
-    """
-    if not messaging.context:
-        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
-    from postroom.adapters.compose.brokers import KafkaSettings, NatsSettings, RabbitmqSettings
-
-    scheme, section = scheme_of(url), session.settings.section
-    if scheme in NATS:
-        return section("nats", NatsSettings, {"url": url or nats})
-    if scheme == "mailbox":
-        return _mailbox(session, url or "")
-    if scheme.startswith("kafka"):
-        return section("kafka", KafkaSettings, {"url": url})
-    return section("rabbitmq", RabbitmqSettings, {"url": url})
-
-
-def _mailbox(session: Session, url: str) -> "MailboxTarget":
-    from postroom.adapters.compose.brokers import MailboxTarget
-    from postroom.adapters.compose.connect import ClientTls
-    from postroom.adapters.compose.store import is_remote
-    from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
-
-    address, separator, name = url.removeprefix("mailbox:").rpartition("#")
-    if not separator:
-        address, name = name, DEFAULT_MAILBOX
-    if not address:
-        raise WrongUsage("A mailbox's URL is mailbox:ADDRESS#NAME, such as mailbox:orders.db#main@local.")
-    check_mailbox(name)
-    if not is_remote(address):
-        return MailboxTarget(address=address, mailbox=name)
-    client = session.settings.section("client", ClientSettings)
-    files = (client.ca, client.certificate, client.key)
-    return MailboxTarget(
-        address=address,
-        mailbox=name,
-        token=find_token_text(session, client.token_file),
-        tls=ClientTls(*files) if any(files) else None,
-    )

@@ -221,8 +221,6 @@ FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""
 MAX_LABEL = 24
 """Columns of the names of facts beside which values begin; longer names move their value."""
-
-
 SELF_EXPLANATORY = ("E_DEFECT", "E_INTERRUPTED", "E_IO", "E_NOT_FOUND", "E_SCHEMA", "E_USAGE")
 """Codes of errors whose text is complete; the command line does not refer to `postroom explain` for them."""
 

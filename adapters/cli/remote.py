@@ -1,4 +1,4 @@
-"""Commands on a mailbox, wherever it is, and the tokens that servers ask for.
+"""Commands on a mailbox, wherever it is, targets of events, and the tokens that servers ask for.
 
 A token is never an argument: other users can see a process's arguments.
 """
@@ -19,6 +19,8 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.brokers import EventTarget, MailboxTarget
+    from postroom.adapters.compose.outbox import MessagingSettings
     from postroom.application.operations.mailbox import Mailbox
 
 VARIABLE = "POSTROOM_TOKEN"
@@ -132,3 +134,74 @@ def read_token_text(session: Session, file: str | None) -> str:
     if not text.strip():
         raise WrongUsage("The token is empty; write what postroom token mint printed.")
     return text.strip()
+
+
+NATS = ("nats", "tls", "ws", "wss")
+TARGET_EXTRAS = {"kafka": "kafka,postgres", "kafka+ssl": "kafka,postgres", "amqp": "postgres,rabbitmq"}
+TARGET_EXTRAS |= {"amqps": TARGET_EXTRAS["amqp"], "mailbox": "postgres"} | dict.fromkeys(
+    NATS, "nats,postgres"
+)
+"""Extras that a target needs, by the scheme of its URL."""
+
+
+def scheme_of(url: str | None) -> str:
+    """Return the scheme of a target's URL; None is NATS.
+
+    Raises: WrongUsage for another scheme.
+    """
+    scheme = "nats" if url is None else url.partition(":")[0]
+    if scheme not in TARGET_EXTRAS:
+        raise WrongUsage(
+            "A target's URL begins with nats://, kafka://, kafka+ssl://, amqp://, amqps:// or mailbox:; "
+            "write one of them after --to, or as to under [outbox]."
+        )
+    return scheme
+
+
+def event_target(
+    session: Session, messaging: "MessagingSettings", url: str | None, nats: str | None = None
+) -> "EventTarget":
+    """Return the target that a URL names, with access to it by the settings of its section.
+
+    Arguments:
+        url: None takes NATS.
+        nats: the URL of NATS then; None takes the one of `[nats]`.
+
+    Raises: WrongUsage without a context or for a URL of another scheme, InvalidRequest for an invalid one.
+    """
+    if not messaging.context:
+        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
+    from postroom.adapters.compose.brokers import KafkaSettings, NatsSettings, RabbitmqSettings
+
+    scheme, section = scheme_of(url), session.settings.section
+    if scheme in NATS:
+        return section("nats", NatsSettings, {"url": url or nats})
+    if scheme == "mailbox":
+        return _mailbox(session, url or "")
+    if scheme.startswith("kafka"):
+        return section("kafka", KafkaSettings, {"url": url})
+    return section("rabbitmq", RabbitmqSettings, {"url": url})
+
+
+def _mailbox(session: Session, url: str) -> "MailboxTarget":
+    from postroom.adapters.compose.brokers import MailboxTarget
+    from postroom.adapters.compose.connect import ClientTls
+    from postroom.adapters.compose.store import is_remote
+    from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+
+    address, separator, name = url.removeprefix("mailbox:").rpartition("#")
+    if not separator:
+        address, name = name, DEFAULT_MAILBOX
+    if not address:
+        raise WrongUsage("A mailbox's URL is mailbox:ADDRESS#NAME, such as mailbox:orders.db#main@local.")
+    check_mailbox(name)
+    if not is_remote(address):
+        return MailboxTarget(address=address, mailbox=name)
+    client = session.settings.section("client", ClientSettings)
+    files = (client.ca, client.certificate, client.key)
+    return MailboxTarget(
+        address=address,
+        mailbox=name,
+        token=find_token_text(session, client.token_file),
+        tls=ClientTls(*files) if any(files) else None,
+    )

@@ -26,7 +26,7 @@ from postroom.projections.engine import Engine, EngineChoice, EngineSettings
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from postroom.domain.policy_simulation import Changes
+    from postroom.domain.policy import Changes
     from postroom.projections.reports.report import Report
     from postroom.projections.spark.options import LogSelection
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.queries.simulate_policy import Comparison
     from postroom.application.reports import ConsumerReport
-    from postroom.application.worker_reports import HandlerState
     from postroom.domain.mailbox.counts import TopicSummary
 
 
@@ -130,36 +129,6 @@ async def list_consumers(session: Session) -> None:
         session.out.json({"mailbox": name, "consumers": consumers})
         return
     _show_consumers(session, consumers)
-
-
-async def list_workers(session: Session) -> None:
-    """List the workers that run: version, handlers, how busy they are, and how long they are silent."""
-    async with use_mailbox(session) as postroom:  # only the owner knows the workers
-        name, workers = postroom.name, await postroom.list_workers()
-    if session.out.as_json:
-        session.out.json({"mailbox": name, "workers": workers})
-        return
-    session.out.table(
-        ("worker", "process", "version", "topic", "handler", "in use", "handled", "failed", "reported"),
-        [
-            (
-                each.name,
-                f"{each.host}:{each.process}",
-                each.version or f"postroom {each.postroom_version}",
-                *_handler_cells(handler),
-                f"{format_duration(each.silent_ms)} ago{' (stale)' if each.is_stale else ''}",
-            )
-            for each in workers
-            for handler in (*each.handlers,) or (None,)
-        ],
-    )
-
-
-def _handler_cells(handler: "HandlerState | None") -> "tuple[str | int | None, ...]":
-    if handler is None:
-        return (None,) * 5
-    in_use = f"{handler.in_use} of {handler.concurrency}"
-    return handler.topic, handler.handler, in_use, handler.handled, handler.failed
 
 
 def _show_consumers(session: Session, consumers: "Iterable[ConsumerReport]") -> None:
@@ -331,7 +300,7 @@ def simulate(
     unknown, so figures that depend on one are shown as a range, from the best to the worst case.
     """
     from postroom.application.queries.simulate_policy import Simulation
-    from postroom.domain.policy_simulation import Changes
+    from postroom.domain.policy import Changes
 
     changes = Changes(
         max_attempts=max_attempts,

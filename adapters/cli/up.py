@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import shlex
 import sys
 import threading
 import time
@@ -11,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from logging import ERROR
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -31,7 +29,7 @@ from postroom.adapters.cli.serve import (
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import DONE, MetricsPort, WrongUsage, parse_duration
-from postroom.adapters.cli.views import FOLLOWED_RECORDS, open_running_follower
+from postroom.adapters.cli.views import ViewsThread
 from postroom.adapters.cli.work import load_worker, read_schedules
 from postroom.adapters.compose.console import ConsoleSettings, PartState, console_mount, new_code
 from postroom.adapters.compose.mcp import McpSettings, mcp_mounts
@@ -44,7 +42,6 @@ from postroom.application.threads import background_task, cancel_and_wait
 from postroom.domain.policy import SECOND_MS, backoff_ms
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.projections import RunningFollower
     from postroom.application.workers.worker import Worker
 
 STEADY_SECONDS = 60.0
@@ -199,28 +196,6 @@ class CodeWatch:
     def stop(self) -> None:
         """End the watch; call it from any thread."""
         self._stop.set()
-
-
-class ViewsThread:
-    """The follower of the read models, in a thread."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._follower: RunningFollower | None = None
-        self._is_stopped = False
-
-    async def run(self) -> None:
-        """Apply new log records to the read models until stopped."""
-        async with open_running_follower(self._session, FOLLOWED_RECORDS, None) as follower:
-            self._follower = follower
-            if not self._is_stopped:
-                await asyncio.to_thread(follower.run)
-
-    def stop(self) -> None:
-        """End after the current batch."""
-        self._is_stopped = True
-        if self._follower is not None:
-            self._follower.stop()
 
 
 def up(
@@ -423,67 +398,3 @@ async def _up(
                     if task.done() and not task.cancelled():
                         task.result()
     return changed.is_set()
-
-
-FILES = {
-    "postroom.toml": """\
-# Settings; `postroom doctor` checks them.
-[topics."orders"]
-max_attempts = 5
-""",
-    "app.py": '''\
-"""Handlers of messages; `postroom up app:worker` runs them."""
-
-from postroom import Worker
-
-worker = Worker()
-
-
-@worker.consumer("orders")
-async def place(order: dict[str, object]) -> None:
-    """Handle one order; the message is delivered again if this raises."""
-    print(f"placed {order}")
-''',
-    "test_app.py": '''\
-"""Tests of the handlers; `pytest` runs them."""
-
-import asyncio
-
-from app import worker
-from postroom import NewMessage, open_mailbox
-
-
-async def handle_an_order() -> tuple[int, int]:
-    async with open_mailbox("memory:") as mailbox:
-        await mailbox.send_message(NewMessage("orders", b'{"id": 1}'))
-        counts = await worker.run(mailbox, once=True)
-    return counts.handled, counts.failed
-
-
-def test_an_order_is_handled() -> None:
-    assert asyncio.run(handle_an_order()) == (1, 0)
-''',
-}
-"""The files of a new project."""
-
-
-def init(
-    session: Session,
-    folder: Annotated[
-        Path, Argument(metavar="[FOLDER]", help="Folder of the project; created if missing.")
-    ] = Path(),
-) -> None:
-    """Write the files of a new project: settings, a worker and its test; no file is overwritten."""
-    existing = [name for name in FILES if os.path.lexists(folder / name)]
-    if existing:
-        raise WrongUsage(f"{', '.join(existing)} exist in {folder.absolute()}; name another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in FILES.items():
-        with (folder / name).open("x", encoding="utf-8") as file:
-            file.write(text)
-    session.out.result({"folder": str(folder), "files": [*FILES]}, f"Wrote {', '.join(FILES)}.")
-    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-    session.out.note(
-        f"Start it with `{enter}postroom up app:worker --reload`. In the same folder of another terminal:"
-    )
-    session.out.note("""postroom send orders '{"id": 1}'""")

@@ -347,3 +347,25 @@ async def open_running_follower(
         building_ahead(session, store),
     ):
         yield follower
+
+
+class ViewsThread:
+    """The follower of the read models, in a thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._follower: RunningFollower | None = None
+        self._is_stopped = False
+
+    async def run(self) -> None:
+        """Apply new log records to the read models until stopped."""
+        async with open_running_follower(self._session, FOLLOWED_RECORDS, None) as follower:
+            self._follower = follower
+            if not self._is_stopped:
+                await asyncio.to_thread(follower.run)
+
+    def stop(self) -> None:
+        """End after the current batch."""
+        self._is_stopped = True
+        if self._follower is not None:
+            self._follower.stop()

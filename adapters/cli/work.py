@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.logs import log_application
 from postroom.adapters.cli.mailbox import Apply, use_applied
+from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.running import mailbox_settings, monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
@@ -18,6 +19,7 @@ from postroom.adapters.cli.values import (
     MetricsPort,
     WrongUsage,
     end_soon,
+    format_duration,
     load_object,
     parse_duration,
 )
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from postroom.application.metrics import Metric
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.schedule import Schedule
+    from postroom.application.worker_reports import HandlerState
     from postroom.application.workers.worker import Worker
 
 
@@ -161,3 +164,33 @@ def _collect(
         return [*await measure_owned(), *await outboxes.measure(), *collect()]
 
     return collect_all
+
+
+async def list_workers(session: Session) -> None:
+    """List the workers that run: version, handlers, how busy they are, and how long they are silent."""
+    async with use_mailbox(session) as postroom:  # only the owner knows the workers
+        name, workers = postroom.name, await postroom.list_workers()
+    if session.out.as_json:
+        session.out.json({"mailbox": name, "workers": workers})
+        return
+    session.out.table(
+        ("worker", "process", "version", "topic", "handler", "in use", "handled", "failed", "reported"),
+        [
+            (
+                each.name,
+                f"{each.host}:{each.process}",
+                each.version or f"postroom {each.postroom_version}",
+                *_handler_cells(handler),
+                f"{format_duration(each.silent_ms)} ago{' (stale)' if each.is_stale else ''}",
+            )
+            for each in workers
+            for handler in (*each.handlers,) or (None,)
+        ],
+    )
+
+
+def _handler_cells(handler: "HandlerState | None") -> "tuple[str | int | None, ...]":
+    if handler is None:
+        return (None,) * 5
+    in_use = f"{handler.in_use} of {handler.concurrency}"
+    return handler.topic, handler.handler, in_use, handler.handled, handler.failed

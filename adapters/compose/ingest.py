@@ -138,7 +138,8 @@ async def _nats_dead_letters(source: NatsSource, subject: str, stack: AsyncExitS
 
 async def _open_redis(config: RedisSource) -> CountedSource:
     with explain_missing_extra():
-        from postroom.adapters.redis.source import RedisStreamSource, StreamConsumer
+        from postroom.adapters.redis.settings import StreamConsumer
+        from postroom.adapters.redis.source import RedisStreamSource
 
     return await RedisStreamSource.open(
         StreamConsumer(

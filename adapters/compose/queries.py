@@ -18,17 +18,16 @@ from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.stored_snapshots import fold
 from postroom.application.ports.event_log import Clock, EventLogReader
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.queries.browse_log import FindMessageIds
 from postroom.application.queries.describe_topic import DescribeTopic
 from postroom.application.queries.explain_message import ExplainMessage
-from postroom.application.queries.get_message import FindMessageIds, GetMessage
+from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.mailbox_past import LogTime, StateAt, read_settings
 from postroom.application.queries.measure_mailbox import (
     DescribeMailbox,
     GetBacklog,
-    ListSubscriptions,
     ListTopics,
     MailboxSummary,
-    report_schedules,
 )
 from postroom.application.queries.message_lists import (
     GetProjectionStatus,
@@ -43,6 +42,8 @@ from postroom.application.queries.preview_settings import PreviewSettings
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
 from postroom.application.reports import ScheduleReport, SearchReport, report_searches
+from postroom.application.schedules import report_schedules
+from postroom.application.subscriptions import ListSubscriptions
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.topic_decisions import SettingsPreview

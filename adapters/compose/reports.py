@@ -11,7 +11,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.mailbox_past import read_mailbox_past, to_us
 from postroom.domain.arguments import check_any_text
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.policy_simulation import Changes
+from postroom.domain.policy import Changes
 from postroom.projections.engine import Engine, EngineChoice, EngineSettings, find_engine
 from postroom.projections.log_reader import LogReader
 from postroom.projections.reports import whatif

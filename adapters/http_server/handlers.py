@@ -106,7 +106,7 @@ class HttpMessageStream:
                 yield contract.StreamError(ProblemBrief.of(error))
                 return
             for message in messages:
-                yield contract.to_envelope(message, with_envelope=request.with_envelope)
+                yield to_envelope(message, with_envelope=request.with_envelope)
             now = loop.time()
             if messages:
                 heartbeat_at = now + heartbeat
@@ -195,7 +195,7 @@ class MessageHandlers:
         )
         if call.closed.is_set():
             await self._return_messages([message.receipt for message in messages])
-        envelopes = [contract.to_envelope(each, with_envelope=body.with_envelope) for each in messages]
+        envelopes = [to_envelope(each, with_envelope=body.with_envelope) for each in messages]
         return json_reply(contract.Messages(envelopes))
 
     async def recv_stream(self, call: Call) -> Reply:
@@ -325,3 +325,22 @@ def _raise_refusal(answers: Sequence[Rejected | None]) -> None:
     (refusal,) = answers
     if refusal is not None:
         raise refusal
+
+
+def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> contract.Envelope:
+    """Return a delivery as it is answered.
+
+    Arguments:
+        with_envelope: include the envelope instead of the payload.
+    """
+    facts = message.to_json()
+    if with_envelope:
+        facts["payload_b64"] = None
+    return contract.Envelope(
+        **facts,
+        msg_id=facts["message_id"],
+        ts=rfc3339(message.published_at_us),
+        corr_id=facts["correlation_id"],
+        visible_at=rfc3339(message.visible_at_us) or "",
+        envelope_b64=message.envelope if with_envelope else None,
+    )

@@ -156,13 +156,9 @@ def _check_send(send: Send) -> Send:
         check_text("unique_key", send.unique_key, 1)
     check_int("priority", send.priority, 0, MAX_PRIORITY)
     check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
-    sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))
-    other_is_stream = send.other_stream is None or len(send.other_stream) == STREAM_BYTES
-    if (
-        sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES)
-        or send.existing_hash is not None
-        or not other_is_stream
-    ):
+    other = send.message if send.other_stream is None else send.other_stream
+    sizes = [len(each) for each in (send.message, other, send.payload_hash, send.hash_chain)]
+    if sizes != [STREAM_BYTES, STREAM_BYTES, HASH_BYTES, HASH_BYTES] or send.existing_hash is not None:
         raise InvalidRequest("A send names no stream of a new message, or its hashes are no hashes.")
     return send
 

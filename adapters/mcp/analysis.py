@@ -21,7 +21,7 @@ from postroom.application.threads import in_query_thread
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
-from postroom.domain.policy_simulation import Changes
+from postroom.domain.policy import Changes
 
 RETRY_MS: Final = 2_000
 _GROUPS: Final = """\

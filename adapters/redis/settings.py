@@ -44,3 +44,19 @@ class RedisSettings(BrokerAccess, frozen=True, kw_only=True):
             address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
             options |= {"url": address, "username": self.user, "password": password}
         return options
+
+
+class StreamConsumer(RedisSettings, frozen=True, kw_only=True):
+    """A Redis stream and one of its consumer groups.
+
+    Arguments:
+        stream: key of the stream.
+        group: the consumer group; created at the beginning of the stream if it is missing.
+        field: the field with the message; an entry with a single field may name it differently.
+        ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
+    """
+
+    stream: str
+    group: str
+    field: str = "data"
+    ack_wait_ms: int = 30_000

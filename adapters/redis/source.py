@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from postroom.adapters.redis.settings import RedisSettings
+from postroom.adapters.redis.settings import RedisSettings, StreamConsumer
 from postroom.application.ingest.broker_access import tls_advice
 from postroom.application.ports.outbox import PublishAck
 from postroom.application.ports.source import SourceMessage
@@ -30,22 +30,6 @@ USER_ADVICE = "check user and password_file, or the URL's user and password"
 FORGET_CONSUMERS_MS = 24 * 60 * 60 * 1_000
 
 T = TypeVar("T")
-
-
-class StreamConsumer(RedisSettings, frozen=True, kw_only=True):
-    """A Redis stream and one of its consumer groups.
-
-    Arguments:
-        stream: key of the stream.
-        group: the consumer group; created at the beginning of the stream if it is missing.
-        field: the field with the message; an entry with a single field may name it differently.
-        ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
-    """
-
-    stream: str
-    group: str
-    field: str = "data"
-    ack_wait_ms: int = 30_000
 
 
 class RedisStreamSource:

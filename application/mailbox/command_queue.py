@@ -24,48 +24,7 @@ from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.queues import MAX_STALE
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
-from postroom.domain.policy import SATURATED_RETRY_MS
-
-WINDOW_SECONDS = 5.0
-MIN_RETRY_MS, MAX_RETRY_MS = 100, 60_000
-
-
-class DrainRate:
-    """Rate at which a queue is drained, averaged exponentially over the latest seconds.
-
-    Refused callers are counted as if they queued outside: the tenth is told to wait for ten departures.
-    """
-
-    def __init__(self) -> None:
-        self._departures = 0.0
-        self._refused = 0
-        self._at_us = 0
-
-    def record_drain(self, count: int, now_us: int) -> None:
-        """Count items that left the queue."""
-        self._decay(now_us)
-        self._departures += count
-        self._refused = max(0, self._refused - count)
-
-    def retry_ms(self, count: int, now_us: int) -> int:
-        """Return when a caller whose `count` items are refused should retry, 100 ms to 60 s from now.
-
-        It is 1 s if nothing was drained lately.
-        """
-        self._decay(now_us)
-        self._refused += count
-        per_second = self._departures / WINDOW_SECONDS
-        if per_second < 1 / WINDOW_SECONDS:
-            return SATURATED_RETRY_MS
-        return min(max(int(1_000 * self._refused / per_second), MIN_RETRY_MS), MAX_RETRY_MS)
-
-    def _decay(self, now_us: int) -> None:
-        elapsed = max(0, now_us - self._at_us) / 1_000_000
-        self._departures *= math.exp(-elapsed / WINDOW_SECONDS)
-        self._at_us = max(self._at_us, now_us)
-        if elapsed > MAX_RETRY_MS / 1_000:
-            self._refused = 0
-
+from postroom.domain.policy import DrainRate
 
 T = TypeVar("T")
 
@@ -90,22 +49,19 @@ class FairQueue(Generic[T]):
     Arguments:
         capacity: maximum cost of all items.
         quantum: cost that a key may use before it is the next one's turn.
+
+    `cost` is that of all items.
     """
 
     def __init__(self, capacity: int, quantum: int) -> None:
         self._capacity = capacity
         self._quantum = quantum
         self._flows: OrderedDict[str, _Flow[T]] = OrderedDict()
-        self._cost = 0
+        self.cost = 0
         self._arrivals = count()
 
     def __bool__(self) -> bool:
         return bool(self._flows)
-
-    @property
-    def cost(self) -> int:
-        """Return the cost of all items."""
-        return self._cost
 
     def has_room(self, key: str, cost: int) -> bool:
         """Return whether an item may be pushed.
@@ -113,9 +69,8 @@ class FairQueue(Generic[T]):
         A key may use as much as the others leave free, so one alone gets half of the capacity, and a key
         without items finds room. An empty queue takes an item of any cost.
         """
-        flow = self._flows.get(key)
-        pending = flow.cost if flow is not None else 0
-        return not self._flows or pending + cost <= self._capacity - self._cost
+        pending = flow.cost if (flow := self._flows.get(key)) is not None else 0
+        return not self._flows or pending + cost <= self._capacity - self.cost
 
     def push(self, key: str, item: T, cost: int, extra: int = 0) -> None:
         """Append an item.
@@ -124,12 +79,11 @@ class FairQueue(Generic[T]):
             cost: at least 1.
             extra: cost of serving the item in addition, which takes no room.
         """
-        flow = self._flows.get(key)
-        if flow is None:
+        if (flow := self._flows.get(key)) is None:
             flow = self._flows[key] = _Flow(self._quantum)
         flow.items.append((next(self._arrivals), cost, cost + extra, item))
         flow.cost += cost
-        self._cost += cost
+        self.cost += cost
 
     def take(self, limit: float) -> list[T]:
         """Remove items until their cost reaches `limit`, or all; return them in order of arrival."""
@@ -147,11 +101,10 @@ class FairQueue(Generic[T]):
             flow.deficit += self._quantum
             self._flows.move_to_end(key)
             key, flow = next(iter(self._flows.items()))
-        entry = flow.items.popleft()
-        cost = entry[1]
-        flow.deficit = max(0, flow.deficit - entry[2])
+        _, cost, whole, _ = entry = flow.items.popleft()
+        flow.deficit = max(0, flow.deficit - whole)
         flow.cost -= cost
-        self._cost -= cost
+        self.cost -= cost
         if not flow.items:
             del self._flows[key]
         return entry
@@ -441,8 +394,7 @@ class LongPolls:
 
     def _remove(self, topics: Sequence[str], waiter: asyncio.Future[None]) -> None:
         for topic in topics:
-            waiters = self._by_topic.get(topic)
-            if waiters is not None:
+            if (waiters := self._by_topic.get(topic)) is not None:
                 waiters.pop(waiter, None)
                 if not waiters:
                     del self._by_topic[topic]

@@ -13,7 +13,7 @@ from postroom.application.mailbox.command_enricher import (
     from_group,
     has_sent,
 )
-from postroom.application.mailbox.command_queue import DrainRate, arrange
+from postroom.application.mailbox.command_queue import arrange
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
 from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import ReorderDepth
@@ -42,6 +42,7 @@ from postroom.domain.message import (
     MessageSent,
     Receipt,
 )
+from postroom.domain.policy import DrainRate
 from postroom.domain.record import Event
 from postroom.domain.subscription import AdvanceSubscription
 

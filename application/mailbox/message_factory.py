@@ -8,35 +8,26 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from postroom.application.caller import is_limited
-from postroom.application.mailbox.outgoing import OutgoingMessage
+from postroom.application.mailbox.outgoing import (
+    EXAMPLE,
+    HEADERS,
+    OutgoingMessage,
+    are_plain,
+    check_content,
+    have_same_headers,
+)
 from postroom.application.messages import NewMessage
 from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
-from postroom.domain.arguments import (
-    MAX_TEXT_CHARS,
-    check_any_text,
-    check_choice,
-    check_int,
-    check_text,
-    check_type,
-)
-from postroom.domain.envelope.build import (
-    EnvelopeHeaders,
-    EnvelopeTemplate,
-    OpenedEnvelope,
-    make_template,
-)
-from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
+from postroom.domain.arguments import check_any_text, check_type
+from postroom.domain.envelope.build import EnvelopeHeaders, EnvelopeTemplate, OpenedEnvelope, make_template
+from postroom.domain.envelope.headers import extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
+from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.integrity import digests, hash_chain, hash_chains, payload_hash
 from postroom.domain.mailbox.commands import Send
-from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT, Headers
+from postroom.domain.message import MAX_PRIORITY, Headers
 from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_streams
-from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
-
-MAX_ATTRS_BYTES = 64 << 10
-_FIRST_US = FIRST_SECOND * 1_000_000
-_LAST_US = LAST_SECOND * 1_000_000 + 999_999
+from postroom.domain.policy import MAX_FRAME_BYTES, SECOND_MS
 
 
 class Id(Protocol):
@@ -50,23 +41,6 @@ class Id(Protocol):
 NewId = Callable[[], Id]
 
 _NO_TRACE = TraceContext("", "", 0)
-_NO_ATTRS: dict[str, bytes] = {}
-_CHECKS: dict[str, Callable[[str, object], object]] = {
-    "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
-    "priority": partial(check_int, maximum=MAX_PRIORITY),
-    # Bounded only by the frame size:
-    "content_type": check_any_text,
-    "correlation_id": check_any_text,
-    "causality_parent": check_any_text,
-    "principal": check_any_text,
-    "trace_id": check_any_text,
-    "span_id": check_any_text,
-    "schema_url": check_any_text,
-    "schema_version": check_any_text,
-}
-_EXAMPLE = NewMessage(topic="example", payload=b"")
-_HEADERS = [(name, getattr(_EXAMPLE, name), check) for name, check in _CHECKS.items()]
-"""Headers of a new message, which are checked unless they have their default values."""
 
 
 class SendRequest(msgspec.Struct, frozen=True, gc=False):
@@ -126,7 +100,7 @@ class MessageFactory:
         self._new_id = new_id
         self._valid_topics: set[str] = set()
         self._reserved = mailbox_stream(mailbox)
-        self._example = _EXAMPLE
+        self._example = EXAMPLE
         self._common: _Common | None = None
 
     def prepare(self, message: object) -> OutgoingMessage:
@@ -136,7 +110,7 @@ class MessageFactory:
         """
         new = check_type("A message", message, NewMessage)
         self._check_headers(new)
-        _check_content(new)
+        check_content(new)
         if new.message_id is None:
             return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
         self._streams(new.message_id, new.topic)
@@ -163,7 +137,7 @@ class MessageFactory:
         Returns: None if they differ in more than payloads and keys, or one of these needs `from_message`.
         """
         first = messages[0] if len(messages) > 1 else None
-        if type(first) is not NewMessage or not _have_same_headers(messages, first):
+        if type(first) is not NewMessage or not have_same_headers(messages, first):
             return None
         try:
             example = self.from_message(first)
@@ -176,7 +150,7 @@ class MessageFactory:
         if (
             set(map(type, payloads)) != {bytes}
             or max(map(len, payloads)) > MAX_FRAME_BYTES
-            or not (_are_plain(idem_keys) and _are_plain(sticky_keys) and _are_plain(unique_keys))
+            or not (are_plain(idem_keys) and are_plain(sticky_keys) and are_plain(unique_keys))
         ):
             return None
         ids = [self._new_id() for _ in others]
@@ -217,7 +191,7 @@ class MessageFactory:
         common = self._common
         if common is None or common.example is not example or common.trace is not call.trace:
             common = self._common = self._make_common(example, call, correlation_id)
-        attrs = _check_content(new)
+        attrs = check_content(new)
         payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
         if published is not common.published_at_us or correlation_id is not common.correlation_id:
@@ -368,7 +342,7 @@ class MessageFactory:
                 check_any_text("correlation_id", new.correlation_id)
             return example
         self._check_topic(new.topic)
-        for name, default, check in _HEADERS:
+        for name, default, check in HEADERS:
             value = getattr(new, name)
             if value is not default:
                 check(name, value)
@@ -396,98 +370,11 @@ class MessageFactory:
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
 
 
-def _have_same_headers(messages: Sequence[object], first: NewMessage) -> bool:
-    """Return whether all messages share the header objects of one, and have neither ids nor attributes."""
-    topic, content_type, correlation_id = first.topic, first.content_type, first.correlation_id
-    causality_parent, principal, priority = first.causality_parent, first.principal, first.priority
-    ttl_seconds, trace_id, span_id = first.ttl_seconds, first.trace_id, first.span_id
-    schema_url, schema_version = first.schema_url, first.schema_version
-    delay, on_conflict = _EXAMPLE.deliver_after_ms, _EXAMPLE.on_conflict
-    for each in messages:
-        if (
-            type(each) is not NewMessage
-            or (each.topic is not topic and (type(each.topic) is not str or each.topic != topic))
-            or type(each.attrs) is not dict
-            or each.attrs
-            or each.message_id is not None
-            or each.deliver_after_ms is not delay
-            or each.ttl_seconds is not ttl_seconds
-            or each.published_at_us is not None
-            or each.content_type is not content_type
-            or each.correlation_id is not correlation_id
-            or each.causality_parent is not causality_parent
-            or each.principal is not principal
-            or each.priority is not priority
-            or each.trace_id is not trace_id
-            or each.span_id is not span_id
-            or each.schema_url is not schema_url
-            or each.schema_version is not schema_version
-            or each.on_conflict is not on_conflict
-        ):
-            return False
-    return True
-
-
-def _are_plain(keys: Sequence[Any]) -> bool:
-    """Return whether each key is None, or not empty, within the limit and ASCII."""
-    some = [key for key in keys if key is not None]
-    return not some or (
-        set(map(type, some)) == {str}
-        and min(map(len, some)) >= 1
-        and max(map(len, some)) <= MAX_TEXT_CHARS
-        and all(map(str.isascii, some))
-    )
-
-
 def _trace_context(new: NewMessage) -> TraceContext | None:
     """Return the trace context that the sender names, if any, which counts as recorded."""
     if new.trace_id or new.span_id:
         return TraceContext(new.trace_id or "", new.span_id or "", SAMPLED if new.span_id else 0)
     return None
-
-
-def _check_content(new: NewMessage) -> dict[str, bytes]:
-    """Check every other field but the id, and return the attributes as bytes."""
-    if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(
-            f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
-            f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
-        )
-    if new.idem_key is not None:
-        check_text("idem_key", new.idem_key, 1)
-    if new.sticky_key is not None:
-        check_text("sticky_key", new.sticky_key)
-    if new.unique_key is not None:
-        check_text("unique_key", new.unique_key, 1)
-    if new.on_conflict is not _EXAMPLE.on_conflict:
-        check_choice("on_conflict", new.on_conflict, ON_CONFLICT)
-        if new.unique_key is None and new.on_conflict != _EXAMPLE.on_conflict:
-            raise InvalidRequest("on_conflict needs a unique_key.")
-    if new.deliver_after_ms is not _EXAMPLE.deliver_after_ms:
-        check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
-    if new.published_at_us is not None:
-        check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)
-    return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
-
-
-def _check_attrs(attrs: object) -> dict[str, bytes]:
-    if type(attrs) is not dict and not isinstance(attrs, Mapping):
-        raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
-    values: dict[str, bytes] = {}
-    size = 0
-    for name, value in attrs.items():
-        check_text("A name in attrs", name, 1)
-        if type(value) is not bytes:
-            if type(value) is not str or not value.isascii():
-                check_any_text(f"attrs[{name!r}]", value)
-            value = value.encode()
-        values[name] = value
-        size += len(name.encode()) + len(value)
-    if size > MAX_ATTRS_BYTES:
-        raise InvalidRequest(
-            f"attrs must have up to {MAX_ATTRS_BYTES} bytes, names and values together; they had {size}."
-        )
-    return values
 
 
 def name_job(arguments: Mapping[str, Any], new_id: NewId) -> Mapping[str, Any]:

@@ -1,11 +1,45 @@
-"""Messages that a client sends under its own ids, so that the server recognises a repetition."""
+"""Messages to be sent: checks of their fields, and ids by which a server recognises a repetition."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
-from postroom.domain.errors import Rejected
+from postroom.domain.arguments import (
+    MAX_TEXT_CHARS,
+    check_any_text,
+    check_choice,
+    check_int,
+    check_text,
+    check_type,
+)
+from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
+from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT
+from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
+
+_FIRST_US = FIRST_SECOND * 1_000_000
+_LAST_US = LAST_SECOND * 1_000_000 + 999_999
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
+    "priority": partial(check_int, maximum=MAX_PRIORITY),
+    # Bounded only by the frame size:
+    "content_type": check_any_text,
+    "correlation_id": check_any_text,
+    "causality_parent": check_any_text,
+    "principal": check_any_text,
+    "trace_id": check_any_text,
+    "span_id": check_any_text,
+    "schema_url": check_any_text,
+    "schema_version": check_any_text,
+}
+EXAMPLE = NewMessage(topic="example", payload=b"")
+HEADERS = [(name, getattr(EXAMPLE, name), check) for name, check in _CHECKS.items()]
+"""Headers of a new message, which are checked unless they have their default values."""
+
 
 R = TypeVar("R", bound=Sent | Rejected)
 
@@ -44,3 +78,96 @@ async def send_outgoing(
         return [each.result(answer) for each, answer in zip(outgoing, answers, strict=True)]
 
     return await submit_valid(items, prepare, submit)
+
+
+MAX_ATTRS_BYTES = 64 << 10
+
+
+_NO_ATTRS: dict[str, bytes] = {}
+
+
+def have_same_headers(messages: Sequence[object], first: NewMessage) -> bool:
+    """Return whether all messages share the header objects of one, and have neither ids nor attributes."""
+    topic, content_type, correlation_id = first.topic, first.content_type, first.correlation_id
+    causality_parent, principal, priority = first.causality_parent, first.principal, first.priority
+    ttl_seconds, trace_id, span_id = first.ttl_seconds, first.trace_id, first.span_id
+    schema_url, schema_version = first.schema_url, first.schema_version
+    delay, on_conflict = EXAMPLE.deliver_after_ms, EXAMPLE.on_conflict
+    for each in messages:
+        if (
+            type(each) is not NewMessage
+            or (each.topic is not topic and (type(each.topic) is not str or each.topic != topic))
+            or type(each.attrs) is not dict
+            or each.attrs
+            or each.message_id is not None
+            or each.deliver_after_ms is not delay
+            or each.ttl_seconds is not ttl_seconds
+            or each.published_at_us is not None
+            or each.content_type is not content_type
+            or each.correlation_id is not correlation_id
+            or each.causality_parent is not causality_parent
+            or each.principal is not principal
+            or each.priority is not priority
+            or each.trace_id is not trace_id
+            or each.span_id is not span_id
+            or each.schema_url is not schema_url
+            or each.schema_version is not schema_version
+            or each.on_conflict is not on_conflict
+        ):
+            return False
+    return True
+
+
+def are_plain(keys: Sequence[Any]) -> bool:
+    """Return whether each key is None, or not empty, within the limit and ASCII."""
+    some = [key for key in keys if key is not None]
+    return not some or (
+        set(map(type, some)) == {str}
+        and min(map(len, some)) >= 1
+        and max(map(len, some)) <= MAX_TEXT_CHARS
+        and all(map(str.isascii, some))
+    )
+
+
+def check_content(new: NewMessage) -> dict[str, bytes]:
+    """Check every other field but the id, and return the attributes as bytes."""
+    if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(
+            f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
+            f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
+        )
+    if new.idem_key is not None:
+        check_text("idem_key", new.idem_key, 1)
+    if new.sticky_key is not None:
+        check_text("sticky_key", new.sticky_key)
+    if new.unique_key is not None:
+        check_text("unique_key", new.unique_key, 1)
+    if new.on_conflict is not EXAMPLE.on_conflict:
+        check_choice("on_conflict", new.on_conflict, ON_CONFLICT)
+        if new.unique_key is None and new.on_conflict != EXAMPLE.on_conflict:
+            raise InvalidRequest("on_conflict needs a unique_key.")
+    if new.deliver_after_ms is not EXAMPLE.deliver_after_ms:
+        check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
+    if new.published_at_us is not None:
+        check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)
+    return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
+
+
+def _check_attrs(attrs: object) -> dict[str, bytes]:
+    if type(attrs) is not dict and not isinstance(attrs, Mapping):
+        raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
+    values: dict[str, bytes] = {}
+    size = 0
+    for name, value in attrs.items():
+        check_text("A name in attrs", name, 1)
+        if type(value) is not bytes:
+            if type(value) is not str or not value.isascii():
+                check_any_text(f"attrs[{name!r}]", value)
+            value = value.encode()
+        values[name] = value
+        size += len(name.encode()) + len(value)
+    if size > MAX_ATTRS_BYTES:
+        raise InvalidRequest(
+            f"attrs must have up to {MAX_ATTRS_BYTES} bytes, names and values together; they had {size}."
+        )
+    return values

@@ -12,15 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from postroom.application.message_stream import MAX_HEARTBEAT_MS, MAX_WAIT_MS, MIN_HEARTBEAT_MS
-from postroom.application.messages import (
-    MessageDelivery,
-    MessageResult,
-    NewMessage,
-    ReceivedMessage,
-    Sent,
-    read_receipt,
-    rfc3339,
-)
+from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, Sent, read_receipt
 from postroom.application.operations.mailbox import Position, Text
 from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import Rejected
@@ -382,25 +374,6 @@ class SettleResults(msgspec.Struct, frozen=True):
     def to_results(self) -> list[Rejected | None]:
         """Return them as `Mailbox.ack_messages` does."""
         return [each.to_result() for each in self.results]
-
-
-def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
-    """Return a delivery as it is answered.
-
-    Arguments:
-        with_envelope: include the envelope instead of the payload.
-    """
-    facts = message.to_json()
-    if with_envelope:
-        facts["payload_b64"] = None
-    return Envelope(
-        **facts,
-        msg_id=facts["message_id"],
-        ts=rfc3339(message.published_at_us),
-        corr_id=facts["correlation_id"],
-        visible_at=rfc3339(message.visible_at_us) or "",
-        envelope_b64=message.envelope if with_envelope else None,
-    )
 
 
 def _read_hash(text: str) -> bytes:

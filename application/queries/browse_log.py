@@ -1,15 +1,20 @@
 """`BrowseLog`: pages of a log's events and commits, newest first, each with a bounded amount of reading."""
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from postroom.application.mailbox.stored_snapshots import refuse_altered_records
+from postroom.application.messages import rfc3339
 from postroom.application.page import Page, read_position
 from postroom.application.ports.event_log import EventLogReader, Head
-from postroom.application.queries.get_message import streams_with_id
+from postroom.application.queries.get_message import MAX_SAME_IDS, streams_with_id
 from postroom.application.queries.read_events import EVERY_EVENT, EventFilter, LoggedEvent, ReadEvents
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, link
 from postroom.domain.errors import NotFound
+from postroom.domain.message import MessageSent
+from postroom.domain.names import STREAM_BYTES, message_id, topic_streams
 
 MAX_LIMIT = 200
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
@@ -192,3 +197,54 @@ def _link_of(commit: Commit, previous: Commit | None) -> CommitLink:
     if chain is None:
         return CommitLink(commit, None, None)
     return CommitLink(commit, chain, link(chain, *commit[:4], commit.events) == commit.chain)
+
+
+MIN_PREFIX_DIGITS = 4
+_PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?\Z")
+_DASHES = (8, 13, 18, 23)
+
+
+class MessageCandidate(NamedTuple):
+    """A message whose id begins with a prefix."""
+
+    message_id: str
+    topic: str
+    sent_at: str
+
+
+class FindMessageIds:
+    """A query for the messages whose UUID begins with a prefix; other ids must be named in full."""
+
+    def __init__(self, log: EventLogReader) -> None:
+        self._log = log
+
+    def __call__(self, prefix: str, limit: int) -> list[MessageCandidate]:
+        """Return up to `limit` messages, in the order of their ids.
+
+        Arguments:
+            prefix: at least four hexadecimal digits, with the dashes of a UUID; others match nothing.
+        """
+        digits = prefix.replace("-", "")
+        if not is_prefix(prefix) or len(digits) < MIN_PREFIX_DIGITS:
+            return []
+        first = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "0"))
+        last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
+        candidates = list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
+        if len(digits) > STREAM_BYTES:  # an id of a topic and its stream have only the first half in common
+            others = self._log.streams_between(*topic_streams(first), MAX_SAME_IDS)
+            candidates += self._candidates(prefix, others)
+        return sorted(set(candidates))[:limit]
+
+    def _candidates(self, prefix: str, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
+        for sent in self._log.replay_first(streams):
+            if isinstance(sent, MessageSent):
+                id_ = message_id(sent.stream, sent.headers.message_id)
+                if id_.startswith(prefix):
+                    yield MessageCandidate(id_, sent.topic, rfc3339(sent.at) or "")
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether a text is the beginning of a UUID as it is printed."""
+    return bool(_PREFIX.match(text)) and all(
+        (character == "-") == (index in _DASHES) for index, character in enumerate(text)
+    )

@@ -1,9 +1,7 @@
 """`GetMessage` and `VerifyMessage`: one message with its history and its hashes, from the log."""
 
-import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -32,7 +30,7 @@ from postroom.domain.message import (
     Status,
 )
 from postroom.domain.message_decider import evolve
-from postroom.domain.names import STREAM_BYTES, b3, message_id, message_stream, topic_streams
+from postroom.domain.names import b3, message_id, message_stream, topic_streams
 from postroom.domain.record import Event, Record
 
 MAX_SAME_IDS = 1_000
@@ -228,57 +226,6 @@ def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:
         if name in facts:
             facts[name] = rfc3339(facts[name])
     return HistoryEntry(record.position, rfc3339(record.at) or "", record.type, record.epoch, facts)
-
-
-MIN_PREFIX_DIGITS = 4
-_PREFIX = re.compile(r"[0-9a-f]{1,8}(-[0-9a-f]{0,4}){0,3}(-[0-9a-f]{0,12})?\Z")
-_DASHES = (8, 13, 18, 23)
-
-
-class MessageCandidate(NamedTuple):
-    """A message whose id begins with a prefix."""
-
-    message_id: str
-    topic: str
-    sent_at: str
-
-
-class FindMessageIds:
-    """A query for the messages whose UUID begins with a prefix; other ids must be named in full."""
-
-    def __init__(self, log: EventLogReader) -> None:
-        self._log = log
-
-    def __call__(self, prefix: str, limit: int) -> list[MessageCandidate]:
-        """Return up to `limit` messages, in the order of their ids.
-
-        Arguments:
-            prefix: at least four hexadecimal digits, with the dashes of a UUID; others match nothing.
-        """
-        digits = prefix.replace("-", "")
-        if not is_prefix(prefix) or len(digits) < MIN_PREFIX_DIGITS:
-            return []
-        first = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "0"))
-        last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
-        candidates = list(self._candidates(prefix, self._log.streams_between(first, last, limit)))
-        if len(digits) > STREAM_BYTES:  # an id of a topic and its stream have only the first half in common
-            others = self._log.streams_between(*topic_streams(first), MAX_SAME_IDS)
-            candidates += self._candidates(prefix, others)
-        return sorted(set(candidates))[:limit]
-
-    def _candidates(self, prefix: str, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
-        for sent in self._log.replay_first(streams):
-            if isinstance(sent, MessageSent):
-                id_ = message_id(sent.stream, sent.headers.message_id)
-                if id_.startswith(prefix):
-                    yield MessageCandidate(id_, sent.topic, rfc3339(sent.at) or "")
-
-
-def is_prefix(text: str) -> bool:
-    """Return whether a text is the beginning of a UUID as it is printed."""
-    return bool(_PREFIX.match(text)) and all(
-        (character == "-") == (index in _DASHES) for index, character in enumerate(text)
-    )
 
 
 MAX_COMMITS = 50

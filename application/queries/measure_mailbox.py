@@ -2,13 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from heapq import nlargest
 
 import msgspec
 
-from postroom.application.cron import ticks_of
-from postroom.application.extras import MissingExtra
 from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.metrics import OTHERS, MailboxMetrics, Metric, counter, gauge
@@ -16,19 +13,14 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.query_results import Backlog, DlqProfile, Moment
-from postroom.application.reports import LastResult, ScheduleReport, SubscriptionReport
 from postroom.domain.arguments import check_optional_text
-from postroom.domain.errors import BrokenLog, InvalidRequest
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
-from postroom.domain.message import DEAD, IN_FLIGHT, READY
-from postroom.domain.names import mailbox_stream, message_id
+from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
-from postroom.domain.schedule import Schedule
-from postroom.domain.subscription import Subscription
 
 DURABILITIES = ("power-cut", "process-crash", "nothing")
 """Values of `EventLog.durability`."""
@@ -324,102 +316,6 @@ class GetBacklog:
             [name for name in sorted(mailbox.paused_topics) if topic in (None, name)],
             self._dlq_profile,
         )
-
-
-def report_subscription(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
-    """Return the report of a subscription."""
-    name = subscription.name
-    topic = mailbox.topics.get(name) or Topic(name, mailbox.policy(name))
-    behind = subscription.behind(mailbox.position)
-    return SubscriptionReport(
-        name,
-        subscription.filter.topics,
-        subscription.filter.headers,
-        subscription.status,
-        mailbox.position - behind,
-        behind,
-        subscription.skipped,
-        topic.unsettled - topic.in_flight,
-        topic.in_flight,
-        len(topic.dead),
-        name in mailbox.paused_topics,
-        rfc3339(subscription.created_at) or "",
-    )
-
-
-def report_subscriptions(mailbox: Mailbox) -> list[SubscriptionReport]:
-    """Return the reports of all subscriptions, sorted by name."""
-    return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
-
-
-class ListSubscriptions:
-    """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
-
-    def __init__(self, state_at: StateAt, log: EventLogReader) -> None:
-        self._state_at = state_at
-        self._log = log
-
-    def __call__(self) -> list[SubscriptionReport]:
-        """Return the subscriptions as they are now, sorted by name."""
-        return [with_problem(each, self._log) for each in report_subscriptions(self._state_at(None)[0])]
-
-
-def with_problem(report: SubscriptionReport, log: EventLogReader) -> SubscriptionReport:
-    """Return a report with the error of the commit after its position, if that can't be read."""
-    if report.status == "copying":
-        try:
-            next(iter(log.replay_runs(report.position)), None)
-        except BrokenLog as error:
-            return msgspec.structs.replace(report, problem=str(error))
-    return report
-
-
-def report_schedule(schedule: Schedule, mailbox: Mailbox) -> ScheduleReport:
-    """Return the report of a schedule of a mailbox."""
-    spec, next_run = schedule.spec, None
-    if not schedule.is_paused:
-        # A process that reads may lack cronsim, or know other time zones than the owner.
-        with suppress(MissingExtra, InvalidRequest):
-            next_run = ticks_of(spec, schedule.anchor)(schedule.through)
-    return ScheduleReport(
-        schedule.name,
-        spec.topic,
-        spec.cron,
-        spec.timezone,
-        spec.every_ms,
-        spec.missed,
-        len(spec.payload),
-        spec.headers,
-        spec.content_type,
-        spec.sticky_key,
-        spec.priority,
-        schedule.is_paused,
-        schedule.runs,
-        rfc3339(schedule.last_run or None),
-        message_id(schedule.last_message) if schedule.last_message else None,
-        rfc3339(next_run),
-        schedule.code_spec is not None,
-        schedule.code_spec is not None and schedule.code_spec != spec,
-        rfc3339(schedule.created_at) or "",
-        rfc3339(schedule.changed_at) or "",
-        _result_of(schedule, mailbox),
-    )
-
-
-_RESULTS: dict[int, LastResult] = {READY: "waiting", IN_FLIGHT: "in_flight", DEAD: "dead"}
-
-
-def _result_of(schedule: Schedule, mailbox: Mailbox) -> LastResult | None:
-    """Return the status of the last message that a schedule sent; see `ScheduleReport.last_result`."""
-    if not schedule.last_message:
-        return None
-    message = mailbox.messages.get(schedule.last_message)
-    return "settled" if message is None else _RESULTS[message.status]
-
-
-def report_schedules(mailbox: Mailbox) -> list[ScheduleReport]:
-    """Return the reports of all schedules, sorted by name."""
-    return [report_schedule(each, mailbox) for _, each in sorted(mailbox.schedules.items())]
 
 
 class ListTopics:

@@ -15,9 +15,9 @@ from postroom.application.query_results import Moment
 from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.message import MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy import Changes, TopicPolicy
 from postroom.domain.policy_grid import effect_of
-from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
+from postroom.domain.policy_simulation import Outcome, observe, simulate
 from postroom.domain.record import Event
 from postroom.domain.search import topic_matches
 from postroom.domain.settings import resolve_policy

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.domain.mailbox.events import Clock, MailboxMode, StoredSettings
+from postroom.domain.mailbox.events import Clock, MailboxMode, StoredSettings, settings_before
 from postroom.domain.mailbox.key_ring import TokenBucket
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Mailbox
@@ -19,7 +19,6 @@ from postroom.domain.message import DEAD, DEFAULT_PRIORITY, IN_FLIGHT, MS, READY
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.schedule import Schedule
-from postroom.domain.settings import settings_before
 from postroom.domain.subscription import Subscription
 
 VERSION = 10

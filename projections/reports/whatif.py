@@ -23,8 +23,9 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.message_history import MessageHistory
+from postroom.domain.policy import Changes
 from postroom.domain.policy_grid import MAX_POLICIES, GridOutcomes, effect_of, simulate_grid
-from postroom.domain.policy_simulation import Changes, observe
+from postroom.domain.policy_simulation import observe
 from postroom.projections.models.messages import EVENTS
 from postroom.projections.reports.report import EventRow, HeatMap, MessageRows, Report, sql_of
 

@@ -10,7 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from postroom.adapters.redis import source as redis_source
-from postroom.adapters.redis.source import RedisStreamSource, StreamConsumer
+from postroom.adapters.redis.settings import StreamConsumer
+from postroom.adapters.redis.source import RedisStreamSource
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SHORT_MS, SourceConformance, bodies, fetch

@@ -7,18 +7,12 @@ from uuid import UUID
 import pytest
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
+from postroom.adapters.http_server.handlers import to_envelope
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import Sent, read_receipt, write_receipt
-from postroom.application.operations.contract import to_envelope
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.validation import ValidationMode
-from postroom.domain.errors import (
-    FrameTooLarge,
-    IdempotencyConflict,
-    InvalidRequest,
-    NotFound,
-    StaleReceipt,
-)
+from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, NotFound, StaleReceipt
 from postroom.domain.integrity import payload_hash
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy

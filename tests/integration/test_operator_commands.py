@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from postroom.adapters.cli import config, dlq, inspect, mailbox, maintenance, messages, topic
+from postroom.adapters.cli import config, dlq, inspect, mailbox, maintenance, messages, topic, work
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.serve import checked_access
 from postroom.adapters.cli.session import Session
@@ -158,9 +158,9 @@ async def test_workers_are_listed_a_line_for_each_handler(
     handlers = tuple(HandlerState(each, "ship", "", 4, 1, 10, 2) for each in ("orders", "\x1b[31mred"))
     async with open_mailbox(store, MAILBOX) as mailbox:
         await mailbox.report_worker(str(uuid4()), WorkerState("shop", "host-1", 7, "1.2", "0.1", 1, handlers))
-        await topic.list_workers(session(as_json=True))
+        await work.list_workers(session(as_json=True))
         (report,) = document(capsys)["workers"]
-        await topic.list_workers(session())
+        await work.list_workers(session())
     assert (report["name"], report["version"], len(report["handlers"])) == ("shop", "1.2", 2)
     shown = lines(capsys)
     assert [line.split()[:3] for line in shown[-2:]] == [["shop", "host-1:7", "1.2"]] * 2

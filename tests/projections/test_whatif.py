@@ -13,9 +13,8 @@ from postroom.application.queries.simulate_policy import Comparison, Figures, Si
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.names import mailbox_stream
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy import Changes, TopicPolicy
 from postroom.domain.policy_grid import policy_grid
-from postroom.domain.policy_simulation import Changes
 from postroom.domain.record import Event
 from postroom.projections.reports import local
 from postroom.projections.spark.options import LogSelection

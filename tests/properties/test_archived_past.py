@@ -22,7 +22,7 @@ from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
-from postroom.domain.policy_simulation import Changes
+from postroom.domain.policy import Changes
 from postroom.domain.record import Event, Record
 from tests.conformance.records import append, commits_after, mixed
 from tests.properties.pasts import Past, Step, as_time, histories, live, without_retention

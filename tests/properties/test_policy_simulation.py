@@ -11,8 +11,9 @@ from postroom.application.queries.mailbox_past import read_mailbox_past
 from postroom.application.queries.simulate_policy import Simulation
 from postroom.domain.message import MessageEvent
 from postroom.domain.message_history import MessageHistory
+from postroom.domain.policy import Changes
 from postroom.domain.policy_grid import simulate_grid
-from postroom.domain.policy_simulation import Changes, observe, simulate
+from postroom.domain.policy_simulation import observe, simulate
 from tests.properties.pasts import (
     POLICY,
     Operate,

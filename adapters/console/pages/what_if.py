@@ -14,8 +14,7 @@ from postroom.application.queries.simulate_policy import Comparison, Replay, Sim
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.policy_simulation import Changes
+from postroom.domain.policy import Changes, TopicPolicy
 
 NAV: Final = NavEntry("What-if", "/what-if", 60, group="Operations", key="w")
 EVENTS: Final = 5_000

@@ -8,8 +8,8 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import MS, ExpiryReason
 from postroom.domain.message_history import MessageHistory, trace
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.policy_simulation import Changes, FinalStatus, Outcome, observe, simulate
+from postroom.domain.policy import Changes, TopicPolicy
+from postroom.domain.policy_simulation import FinalStatus, Outcome, observe, simulate
 from postroom.domain.record import Event
 from tests.unit.domain.scenario import Life, taken_over
 
