@@ -8,8 +8,8 @@ from functools import partial
 from time import time_ns
 from typing import Any, Protocol, TypeVar
 
-from postroom.application.mailbox.message_factory import MessageFactory, NewId, name_job
-from postroom.application.mailbox.outgoing import send_outgoing
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.outgoing import NewId, name_job, send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
 from postroom.application.mailbox.settle import (
     NackOptions,
@@ -24,14 +24,7 @@ from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
-from postroom.domain.errors import (
-    FrameTooLarge,
-    MailboxClosed,
-    Rejected,
-    Saturated,
-    Unavailable,
-    WrongOwner,
-)
+from postroom.domain.errors import FrameTooLarge, MailboxClosed, Rejected, Saturated, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.message import NackAction, Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility

@@ -262,3 +262,13 @@ CODEC = AggregateCodec(
     },
 )
 """Codec of all events in `aggregate_events`."""
+
+
+def by_event_type(name: str, text: str, labels: Mapping[str, str], numbers: Mapping[str, int]) -> Metric:
+    """Return a counter with a value for each event type."""
+    return Metric(
+        name,
+        "counter",
+        text,
+        [({**labels, "event_type": each}, number) for each, number in sorted(numbers.items())],
+    )

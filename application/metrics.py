@@ -1,25 +1,23 @@
 """Metrics: counters, gauges and histograms, those of an owner's mailbox, and the state of dependencies."""
 
 import asyncio
+import math
 import time
-from asyncio import InvalidStateError
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from postroom.application.mailbox.groups import Group, GroupEvents, Request, deliveries_of
-from postroom.application.messages import MessageDelivery
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.commands import Ack, Nack, Receive, Send
 from postroom.domain.message import Message
+from postroom.domain.policy import SATURATED_RETRY_MS
 
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
@@ -88,16 +86,6 @@ def histogram(name: str, text: str, value: Histogram) -> Metric:
 def count_label(counts: Counter[str], label: str, max_labels: int) -> None:
     """Count a value of a label; values after the first `max_labels` count as `OTHERS`."""
     counts[label if label in counts or len(counts) < max_labels else OTHERS] += 1
-
-
-def by_event_type(name: str, text: str, labels: Mapping[str, str], numbers: Mapping[str, int]) -> Metric:
-    """Return a counter with a value for each event type."""
-    return Metric(
-        name,
-        "counter",
-        text,
-        [({**labels, "event_type": each}, number) for each, number in sorted(numbers.items())],
-    )
 
 
 def rejected_metric(numbers: Mapping[str, int]) -> Metric:
@@ -295,61 +283,30 @@ class MailboxMetrics:
         self.commit = new_histogram()
         self.reorder = ReorderDepth()
 
-    def answer(self, group: Group) -> list[MessageDelivery]:
-        """Send the callers of a group their answers, and count latencies and refusals.
+    def count(self, kind: type, answers: list[Answer], seconds: float) -> None:
+        """Count the answers to commands of one kind, after a latency in seconds."""
+        latency = self._latencies.get(kind)
+        if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
+            latency.observe(seconds)
+        refusals = 0
+        if not _ACCEPTED.issuperset(map(type, answers)):
+            for answer in answers:
+                if isinstance(answer, PostroomError):
+                    self.count_refusal(answer)
+                    refusals += 1
+        if kind is Receive:
+            self._messages[kind] += sum(len(each) for each in answers if isinstance(each, list))
+        elif kind in self._messages:
+            self._messages[kind] += len(answers) - refusals
 
-        Returns: the deliveries whose receivers have given up.
-        """
-        now, untaken = perf_counter(), list[MessageDelivery]()
-        for request, answers in zip(group.requests, group.answers, strict=True):
-            if isinstance(answers, PostroomError):
-                self.refuse((request,), answers)
-                continue
-            try:
-                request.answers.set_result(answers)
-            except InvalidStateError:  # the caller has stopped waiting; its commands have still taken effect
-                untaken += deliveries_of(answers)
-                continue
-            kind = type(request.commands[0])
-            latency = self._latencies.get(kind)
-            if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
-                latency.observe(now - request.began)
-            refusals = 0
-            if not _ACCEPTED.issuperset(map(type, answers)):
-                for answer in answers:
-                    if isinstance(answer, PostroomError):
-                        self.count_refusal(answer)
-                        refusals += 1
-            self._count_messages(kind, answers, refusals)
-        return untaken
-
-    def refuse(self, requests: Iterable[Request], error: PostroomError) -> None:
-        """Answer every caller with `error`, and count the refusals."""
-        for request in requests:
-            if not request.answers.done():
-                request.answers.set_exception(error)
-                self.count_refusal(error)
-
-    def count_topics(self, events: GroupEvents) -> None:
-        """Count the messages of commits that are durable, by topic."""
-        for event, topics in (
-            ("sent", events.sent_by_topic),
-            ("delivered", events.delivered),
-            ("acked", events.acked),
-            ("nacked", events.nacked),
-        ):
+    def count_topics(self, **events: Mapping[str, int]) -> None:
+        """Count the messages of commits that are durable, by topic; see `postroom_messages`."""
+        for event, topics in events.items():
             counted = self._topics[event]
             for topic, count in topics.items():
                 # Topics come and go; the first ones keep their own label.
                 is_named = topic in counted or len(counted) < MAX_TOPICS
                 counted[topic if is_named else OTHERS] += count
-
-    def _count_messages(self, kind: type, answers: list[Answer], refusals: int) -> None:
-        """Count the messages of commands of one kind; of a `Receive`, those that it delivered."""
-        if kind is Receive:
-            self._messages[kind] += sum(len(each) for each in answers if isinstance(each, list))
-        elif kind in self._messages:
-            self._messages[kind] += len(answers) - refusals
 
     def collect(self) -> list[Metric]:
         """Return the metrics."""
@@ -392,3 +349,44 @@ class MailboxMetrics:
         """Count a refusal by its code."""
         self._rejected[error.code] += 1
         error.is_counted = True
+
+
+WINDOW_SECONDS = 5.0
+MIN_RETRY_MS, MAX_RETRY_MS = 100, 60_000
+
+
+class DrainRate:
+    """Rate at which a queue is drained, averaged exponentially over the latest seconds.
+
+    Refused callers are counted as if they queued outside: the tenth is told to wait for ten departures.
+    """
+
+    def __init__(self) -> None:
+        self._departures = 0.0
+        self._refused = 0
+        self._at_us = 0
+
+    def record_drain(self, count: int, now_us: int) -> None:
+        """Count items that left the queue."""
+        self._decay(now_us)
+        self._departures += count
+        self._refused = max(0, self._refused - count)
+
+    def retry_ms(self, count: int, now_us: int) -> int:
+        """Return when a caller whose `count` items are refused should retry, 100 ms to 60 s from now.
+
+        It is 1 s if nothing was drained lately.
+        """
+        self._decay(now_us)
+        self._refused += count
+        per_second = self._departures / WINDOW_SECONDS
+        if per_second < 1 / WINDOW_SECONDS:
+            return SATURATED_RETRY_MS
+        return min(max(int(1_000 * self._refused / per_second), MIN_RETRY_MS), MAX_RETRY_MS)
+
+    def _decay(self, now_us: int) -> None:
+        elapsed = max(0, now_us - self._at_us) / 1_000_000
+        self._departures *= math.exp(-elapsed / WINDOW_SECONDS)
+        self._at_us = max(self._at_us, now_us)
+        if elapsed > MAX_RETRY_MS / 1_000:
+            self._refused = 0

@@ -3,7 +3,6 @@
 import asyncio
 from datetime import datetime
 
-import msgspec
 import uuid_utils
 
 from postroom.application.mailbox.administer import execute
@@ -11,16 +10,19 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.owner_tasks import StepWorker
 from postroom.application.mailbox.records import COPIES, TAIL, find_sent
 from postroom.application.messages import rfc3339
-from postroom.application.ports.event_log import EventLogReader, VolatileLog
-from postroom.application.queries.mailbox_past import StateAt, to_us
+from postroom.application.ports.event_log import VolatileLog
+from postroom.application.queries.mailbox_past import to_us
+from postroom.application.queries.measure_mailbox import (
+    report_subscription,
+    report_subscriptions,
+    with_problem,
+)
 from postroom.application.query_results import Moment, check_moment
 from postroom.application.reports import DeletionReport, RewindReport, SubscriptionReport
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_optional_text, check_type
-from postroom.domain.errors import BrokenLog, InvalidRequest
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.subscription_decisions import check_start, find_subscription
-from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import MessageSent
 from postroom.domain.names import check_topic
 from postroom.domain.subscription import (
@@ -229,51 +231,3 @@ class Subscriptions:
         if time > engine.now():
             raise InvalidRequest(f"{rfc3339(time)} is in the future; pass a time in the past.")
         return await asyncio.to_thread(engine.log.position_before, time)
-
-
-def report_subscription(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
-    """Return the report of a subscription."""
-    name = subscription.name
-    topic = mailbox.topics.get(name) or Topic(name, mailbox.policy(name))
-    behind = subscription.behind(mailbox.position)
-    return SubscriptionReport(
-        name,
-        subscription.filter.topics,
-        subscription.filter.headers,
-        subscription.status,
-        mailbox.position - behind,
-        behind,
-        subscription.skipped,
-        topic.unsettled - topic.in_flight,
-        topic.in_flight,
-        len(topic.dead),
-        name in mailbox.paused_topics,
-        rfc3339(subscription.created_at) or "",
-    )
-
-
-def report_subscriptions(mailbox: Mailbox) -> list[SubscriptionReport]:
-    """Return the reports of all subscriptions, sorted by name."""
-    return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
-
-
-class ListSubscriptions:
-    """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
-
-    def __init__(self, state_at: StateAt, log: EventLogReader) -> None:
-        self._state_at = state_at
-        self._log = log
-
-    def __call__(self) -> list[SubscriptionReport]:
-        """Return the subscriptions as they are now, sorted by name."""
-        return [with_problem(each, self._log) for each in report_subscriptions(self._state_at(None)[0])]
-
-
-def with_problem(report: SubscriptionReport, log: EventLogReader) -> SubscriptionReport:
-    """Return a report with the error of the commit after its position, if that can't be read."""
-    if report.status == "copying":
-        try:
-            next(iter(log.replay_runs(report.position)), None)
-        except BrokenLog as error:
-            return msgspec.structs.replace(report, problem=str(error))
-    return report

@@ -26,6 +26,7 @@ from postroom.application.queries.mailbox_past import LogTime, StateAt, read_set
 from postroom.application.queries.measure_mailbox import (
     DescribeMailbox,
     GetBacklog,
+    ListSubscriptions,
     ListTopics,
     MailboxSummary,
 )
@@ -43,7 +44,6 @@ from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.verify import VerifyLog
 from postroom.application.reports import ScheduleReport, SearchReport, report_searches
 from postroom.application.schedules import report_schedules
-from postroom.application.subscriptions import ListSubscriptions
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.topic_decisions import SettingsPreview

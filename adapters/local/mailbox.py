@@ -6,7 +6,7 @@ from typing import Any
 from postroom.adapters.local.owner_thread import OwnerThread
 from postroom.adapters.local.shared import OwnerConnection
 from postroom.application.mailbox.administer import CommandHandlers
-from postroom.application.mailbox.message_factory import NewId, name_job
+from postroom.application.mailbox.outgoing import NewId, name_job
 from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive

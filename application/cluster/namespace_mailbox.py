@@ -23,8 +23,8 @@ from postroom.application.cluster.namespace_queries import (
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.cluster.store_receiver import StoreReceiver
-from postroom.application.mailbox.message_factory import MessageFactory, NewId
-from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.outgoing import NewId, OutgoingMessage, send_outgoing
 from postroom.application.mailbox.receive import StreamMessages
 from postroom.application.mailbox.settle import (
     DeliveryWindows,

@@ -8,7 +8,7 @@ import msgspec
 import uuid_utils
 
 from postroom.application.cluster.namespace_members import Members
-from postroom.application.mailbox.message_factory import name_job
+from postroom.application.mailbox.outgoing import name_job
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, invalid_cursor

@@ -5,20 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from postroom.application.erasure.protection import read_pseudonym
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.outgoing import NewId
 from postroom.application.mailbox.receive import ReceiveMessages, StreamMessages
 from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
 from postroom.application.mailbox.settle import DeliveryWindows, make_settler
 from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.reports import SearchReport, report_search, report_searches
 from postroom.application.tracing import REDRIVE, tracer
-from postroom.domain.arguments import (
-    check_int,
-    check_items,
-    check_optional_text,
-    check_text,
-    check_type,
-)
+from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import (
     Command,

@@ -17,6 +17,7 @@ from postroom.application.mailbox.groups import (
     cost_of,
     topic_of,
 )
+from postroom.application.metrics import DrainRate
 from postroom.application.threads import wait_at_most
 from postroom.domain.commit import each_event
 from postroom.domain.errors import PostroomError, Saturated
@@ -24,7 +25,6 @@ from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
 from postroom.domain.mailbox.queues import MAX_STALE
 from postroom.domain.mailbox.state import ALL_TOPICS, Mailbox
 from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageEvent, MessageExpired
-from postroom.domain.policy import DrainRate
 
 T = TypeVar("T")
 

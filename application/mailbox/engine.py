@@ -25,6 +25,7 @@ from postroom.application.mailbox.log_writer import (
     LogWriter,
     SnapshotSaver,
     lease_ended,
+    refuse,
     take_over,
 )
 from postroom.application.mailbox.settle import limit_tracebacks
@@ -359,7 +360,7 @@ class MailboxEngine:
                     return
             await self._wait_for_work()
             if not self._may_append():
-                self.metrics.refuse(self._pending.take_all(), lease_ended(self.name))
+                refuse(self._pending.take_all(), lease_ended(self.name), self.metrics)
                 continue
             state = self._state
             if state is None or state.failure is not None:
@@ -447,7 +448,7 @@ class MailboxEngine:
         """Refuse requests to a void state; after a duplicate record, have them decided once more."""
         for each in requests:
             if self._closing or each.is_repeated or not isinstance(failure, DuplicateRecord):
-                self.metrics.refuse([each], failure)
+                refuse([each], failure, self.metrics)
             else:
                 self._pending.repeat(each)
         self._wake.set()
@@ -458,7 +459,7 @@ class MailboxEngine:
             logger().error("mailbox.group_failed", mailbox=self.log.mailbox, exc_info=error)
             error = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
         await self.committer.wait_until_durable()
-        self.metrics.refuse(requests, error)
+        refuse(requests, error, self.metrics)
         self._invalidate(error)
 
     def _invalidate(self, error: PostroomError) -> None:
@@ -472,7 +473,7 @@ class MailboxEngine:
             self._closing = True
             self._wake.set()
             self.long_polls.wake_all(error)
-            self.metrics.refuse(self._pending.take_all(), error)
+            refuse(self._pending.take_all(), error, self.metrics)
 
     async def _recover(self) -> LoadedMailbox | None:
         """Load the state again, and return it; on failure, refuse the pending requests."""
@@ -484,7 +485,7 @@ class MailboxEngine:
             if self._state is not None and state.epoch > self._state.epoch:
                 raise Fenced(self.log.mailbox, self._state.epoch, state.epoch)
         except PostroomError as error:
-            self.metrics.refuse(self._pending.take(), error)
+            refuse(self._pending.take(), error, self.metrics)
             self._invalidate(error)
             return None
         self._state = state

@@ -16,7 +16,7 @@ from postroom.application.mailbox.command_enricher import (
 from postroom.application.mailbox.command_queue import arrange
 from postroom.application.mailbox.groups import Group, GroupEvents, LoadedMailbox, Request, copies_of
 from postroom.application.messages import MessageDelivery
-from postroom.application.metrics import ReorderDepth
+from postroom.application.metrics import DrainRate, ReorderDepth
 from postroom.application.ports.event_log import Accepted, Answer
 from postroom.application.telemetry import logger
 from postroom.domain.commit import EventColumns
@@ -42,7 +42,6 @@ from postroom.domain.message import (
     MessageSent,
     Receipt,
 )
-from postroom.domain.policy import DrainRate
 from postroom.domain.record import Event
 from postroom.domain.subscription import AdvanceSubscription
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from postroom.application.mailbox.command_queue import LongPolls
-from postroom.application.mailbox.groups import Group, LoadedMailbox, Request
+from postroom.application.mailbox.groups import Group, LoadedMailbox, Request, deliveries_of
 from postroom.application.mailbox.segments import ends_with
 from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import MailboxMetrics
@@ -254,7 +254,13 @@ class Committer:
             if entry.count:
                 self._metrics.commit.observe(perf_counter() - entry.began)
                 self._metrics.batch.observe(entry.count)
-                self._metrics.count_topics(entry.group.events)
+                events = entry.group.events
+                self._metrics.count_topics(
+                    sent=events.sent_by_topic,
+                    delivered=events.delivered,
+                    acked=events.acked,
+                    nacked=events.nacked,
+                )
         while self._in_progress and self._in_progress[0].is_over:
             oldest = self._in_progress.popleft()
             group, failure = oldest.group, oldest.failure
@@ -266,12 +272,35 @@ class Committer:
             else:
                 if self._long_polls.watches:
                     self._long_polls.note(group.events)
-                if untaken := self._metrics.answer(group):
+                if untaken := self._answer(group):
                     self._release(untaken)
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.done():
                 each.set_result(None)
+
+    def _answer(self, group: Group) -> list[MessageDelivery]:
+        """Send the callers of a group their answers; return the deliveries whose receivers have given up."""
+        now, untaken = perf_counter(), list[MessageDelivery]()
+        for request, answers in zip(group.requests, group.answers, strict=True):
+            if isinstance(answers, PostroomError):
+                refuse((request,), answers, self._metrics)
+                continue
+            try:
+                request.answers.set_result(answers)
+            except asyncio.InvalidStateError:  # the caller no longer waits; its commands have taken effect
+                untaken += deliveries_of(answers)
+                continue
+            self._metrics.count(type(request.commands[0]), answers, now - request.began)
+        return untaken
+
+
+def refuse(requests: Iterable[Request], error: PostroomError, metrics: MailboxMetrics) -> None:
+    """Answer every caller with `error`, and count the refusals."""
+    for request in requests:
+        if not request.answers.done():
+            request.answers.set_exception(error)
+            metrics.count_refusal(error)
 
 
 OWNERSHIP_TRIES = 5

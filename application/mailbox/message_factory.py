@@ -1,44 +1,36 @@
 """Factory of `Send` commands: ids, envelopes, hashes and headers of new messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol, cast
+from typing import cast
 
 import msgspec
 
 from postroom.application.caller import is_limited
 from postroom.application.mailbox.outgoing import (
     EXAMPLE,
+    FIRST_US,
     HEADERS,
+    LAST_US,
+    NewId,
     OutgoingMessage,
     are_plain,
-    check_content,
+    check_attrs,
     have_same_headers,
 )
 from postroom.application.messages import NewMessage
 from postroom.application.tracing import SAMPLED, TraceContext, current_corr_id, tracer
-from postroom.domain.arguments import check_any_text, check_type
+from postroom.domain.arguments import check_any_text, check_choice, check_int, check_text, check_type
 from postroom.domain.envelope.build import EnvelopeHeaders, EnvelopeTemplate, OpenedEnvelope, make_template
 from postroom.domain.envelope.headers import extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
 from postroom.domain.integrity import digests, hash_chain, hash_chains, payload_hash
 from postroom.domain.mailbox.commands import Send
-from postroom.domain.message import MAX_PRIORITY, Headers
-from postroom.domain.names import check_topic, external_id, mailbox_stream, message_id, message_streams
-from postroom.domain.policy import MAX_FRAME_BYTES, SECOND_MS
-
-
-class Id(Protocol):
-    """UUID of any library."""
-
-    @property
-    def bytes(self) -> bytes:
-        """Return its 16 bytes."""
-
-
-NewId = Callable[[], Id]
+from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT, Headers
+from postroom.domain.names import check_topic, external_id, mailbox_stream, message_streams
+from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
 
 _NO_TRACE = TraceContext("", "", 0)
 
@@ -110,7 +102,7 @@ class MessageFactory:
         """
         new = check_type("A message", message, NewMessage)
         self._check_headers(new)
-        check_content(new)
+        _check_content(new)
         if new.message_id is None:
             return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
         self._streams(new.message_id, new.topic)
@@ -191,7 +183,7 @@ class MessageFactory:
         common = self._common
         if common is None or common.example is not example or common.trace is not call.trace:
             common = self._common = self._make_common(example, call, correlation_id)
-        attrs = check_content(new)
+        attrs = _check_content(new)
         payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
         if published is not common.published_at_us or correlation_id is not common.correlation_id:
@@ -370,15 +362,35 @@ class MessageFactory:
         return (of_topic, of_mailbox) if is_limited() else (of_mailbox, of_topic)
 
 
+_NO_ATTRS: dict[str, bytes] = {}
+
+
+def _check_content(new: NewMessage) -> dict[str, bytes]:
+    """Check every other field but the id, and return the attributes as bytes."""
+    if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(
+            f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
+            f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
+        )
+    if new.idem_key is not None:
+        check_text("idem_key", new.idem_key, 1)
+    if new.sticky_key is not None:
+        check_text("sticky_key", new.sticky_key)
+    if new.unique_key is not None:
+        check_text("unique_key", new.unique_key, 1)
+    if new.on_conflict is not EXAMPLE.on_conflict:
+        check_choice("on_conflict", new.on_conflict, ON_CONFLICT)
+        if new.unique_key is None and new.on_conflict != EXAMPLE.on_conflict:
+            raise InvalidRequest("on_conflict needs a unique_key.")
+    if new.deliver_after_ms is not EXAMPLE.deliver_after_ms:
+        check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
+    if new.published_at_us is not None:
+        check_int("published_at_us", new.published_at_us, FIRST_US, LAST_US)
+    return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else check_attrs(new.attrs)
+
+
 def _trace_context(new: NewMessage) -> TraceContext | None:
     """Return the trace context that the sender names, if any, which counts as recorded."""
     if new.trace_id or new.span_id:
         return TraceContext(new.trace_id or "", new.span_id or "", SAMPLED if new.span_id else 0)
     return None
-
-
-def name_job(arguments: Mapping[str, Any], new_id: NewId) -> Mapping[str, Any]:
-    """Return the arguments with an id for a new job without one, so that the call may be repeated."""
-    if arguments.get("job_id", "") is None:
-        return {**arguments, "job_id": message_id(new_id().bytes)}
-    return arguments

@@ -2,25 +2,19 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
-from postroom.domain.arguments import (
-    MAX_TEXT_CHARS,
-    check_any_text,
-    check_choice,
-    check_int,
-    check_text,
-    check_type,
-)
+from postroom.domain.arguments import MAX_TEXT_CHARS, check_any_text, check_int, check_text
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
-from postroom.domain.message import MAX_PRIORITY, ON_CONFLICT
-from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
+from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.message import MAX_PRIORITY
+from postroom.domain.names import message_id
+from postroom.domain.policy import MAX_DURATION_MS, SECOND_MS
 
-_FIRST_US = FIRST_SECOND * 1_000_000
-_LAST_US = LAST_SECOND * 1_000_000 + 999_999
+FIRST_US = FIRST_SECOND * 1_000_000
+LAST_US = LAST_SECOND * 1_000_000 + 999_999
 
 
 _CHECKS: dict[str, Callable[[str, object], object]] = {
@@ -39,6 +33,17 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
 EXAMPLE = NewMessage(topic="example", payload=b"")
 HEADERS = [(name, getattr(EXAMPLE, name), check) for name, check in _CHECKS.items()]
 """Headers of a new message, which are checked unless they have their default values."""
+
+
+class Id(Protocol):
+    """UUID of any library."""
+
+    @property
+    def bytes(self) -> bytes:
+        """Return its 16 bytes."""
+
+
+NewId = Callable[[], Id]
 
 
 R = TypeVar("R", bound=Sent | Rejected)
@@ -81,9 +86,6 @@ async def send_outgoing(
 
 
 MAX_ATTRS_BYTES = 64 << 10
-
-
-_NO_ATTRS: dict[str, bytes] = {}
 
 
 def have_same_headers(messages: Sequence[object], first: NewMessage) -> bool:
@@ -129,31 +131,8 @@ def are_plain(keys: Sequence[Any]) -> bool:
     )
 
 
-def check_content(new: NewMessage) -> dict[str, bytes]:
-    """Check every other field but the id, and return the attributes as bytes."""
-    if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
-        raise FrameTooLarge(
-            f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
-            f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
-        )
-    if new.idem_key is not None:
-        check_text("idem_key", new.idem_key, 1)
-    if new.sticky_key is not None:
-        check_text("sticky_key", new.sticky_key)
-    if new.unique_key is not None:
-        check_text("unique_key", new.unique_key, 1)
-    if new.on_conflict is not EXAMPLE.on_conflict:
-        check_choice("on_conflict", new.on_conflict, ON_CONFLICT)
-        if new.unique_key is None and new.on_conflict != EXAMPLE.on_conflict:
-            raise InvalidRequest("on_conflict needs a unique_key.")
-    if new.deliver_after_ms is not EXAMPLE.deliver_after_ms:
-        check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
-    if new.published_at_us is not None:
-        check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)
-    return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
-
-
-def _check_attrs(attrs: object) -> dict[str, bytes]:
+def check_attrs(attrs: object) -> dict[str, bytes]:
+    """Return the attributes of a message as bytes."""
     if type(attrs) is not dict and not isinstance(attrs, Mapping):
         raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
     values: dict[str, bytes] = {}
@@ -171,3 +150,10 @@ def _check_attrs(attrs: object) -> dict[str, bytes]:
             f"attrs must have up to {MAX_ATTRS_BYTES} bytes, names and values together; they had {size}."
         )
     return values
+
+
+def name_job(arguments: Mapping[str, Any], new_id: NewId) -> Mapping[str, Any]:
+    """Return the arguments with an id for a new job without one, so that the call may be repeated."""
+    if arguments.get("job_id", "") is None:
+        return {**arguments, "job_id": message_id(new_id().bytes)}
+    return arguments

@@ -14,14 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from postroom.application.cloudevents import JSON
-from postroom.application.metrics import (
-    BACKLOG_SECONDS,
-    Metric,
-    Monitor,
-    Progress,
-    by_event_type,
-    count_label,
-)
+from postroom.application.messaging import by_event_type
+from postroom.application.metrics import BACKLOG_SECONDS, Metric, Monitor, Progress, count_label
 from postroom.application.outbox.events import CONTENT_TYPE, decide_on, record_only
 from postroom.application.outbox.formats import EventRoute, MessageFormat
 from postroom.application.outbox.relay import (

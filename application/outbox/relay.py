@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from postroom.application.messaging import BacklogGauges, backlog_monitor
-from postroom.application.metrics import Metric, Monitor, Progress, by_event_type, count_label
+from postroom.application.messaging import BacklogGauges, backlog_monitor, by_event_type
+from postroom.application.metrics import Metric, Monitor, Progress, count_label
 from postroom.application.outbox.events import decide_on
 from postroom.application.outbox.formats import EventRoute, FormatName, MessageFormat, PostroomFormat
 from postroom.application.ports.event_log import Clock, Hints

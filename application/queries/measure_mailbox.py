@@ -13,7 +13,9 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.queries.mailbox_past import StateAt
 from postroom.application.query_results import Backlog, DlqProfile, Moment
+from postroom.application.reports import SubscriptionReport
 from postroom.domain.arguments import check_optional_text
+from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.counts import TopicSummary, count, summarize_topics
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode
 from postroom.domain.mailbox.state import Mailbox
@@ -21,6 +23,7 @@ from postroom.domain.mailbox.topic import Topic
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 from postroom.domain.redrive.job import ENDED, JobStatus
+from postroom.domain.subscription import Subscription
 
 DURABILITIES = ("power-cut", "process-crash", "nothing")
 """Values of `EventLog.durability`."""
@@ -327,3 +330,51 @@ class ListTopics:
     def __call__(self) -> list[TopicSummary]:
         """Return the topics as they are now, sorted by name."""
         return summarize_topics(*self._state_at(None))
+
+
+def report_subscription(subscription: Subscription, mailbox: Mailbox) -> SubscriptionReport:
+    """Return the report of a subscription."""
+    name = subscription.name
+    topic = mailbox.topics.get(name) or Topic(name, mailbox.policy(name))
+    behind = subscription.behind(mailbox.position)
+    return SubscriptionReport(
+        name,
+        subscription.filter.topics,
+        subscription.filter.headers,
+        subscription.status,
+        mailbox.position - behind,
+        behind,
+        subscription.skipped,
+        topic.unsettled - topic.in_flight,
+        topic.in_flight,
+        len(topic.dead),
+        name in mailbox.paused_topics,
+        rfc3339(subscription.created_at) or "",
+    )
+
+
+def report_subscriptions(mailbox: Mailbox) -> list[SubscriptionReport]:
+    """Return the reports of all subscriptions, sorted by name."""
+    return [report_subscription(each, mailbox) for _, each in sorted(mailbox.subscriptions.items())]
+
+
+class ListSubscriptions:
+    """A query for the subscriptions of a mailbox; see `Mailbox.list_subscriptions`."""
+
+    def __init__(self, state_at: StateAt, log: EventLogReader) -> None:
+        self._state_at = state_at
+        self._log = log
+
+    def __call__(self) -> list[SubscriptionReport]:
+        """Return the subscriptions as they are now, sorted by name."""
+        return [with_problem(each, self._log) for each in report_subscriptions(self._state_at(None)[0])]
+
+
+def with_problem(report: SubscriptionReport, log: EventLogReader) -> SubscriptionReport:
+    """Return a report with the error of the commit after its position, if that can't be read."""
+    if report.status == "copying":
+        try:
+            next(iter(log.replay_runs(report.position)), None)
+        except BrokenLog as error:
+            return msgspec.structs.replace(report, problem=str(error))
+    return report

@@ -16,9 +16,9 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import SHOWN_PARKED, ProjectionStatus, ReadModels
 from postroom.application.queries.get_message import message_item
 from postroom.application.queries.mailbox_past import StateAt
+from postroom.application.queries.measure_mailbox import report_subscription
 from postroom.application.query_results import DeadLetter, Moment, PeekedMessage
 from postroom.application.reports import SubscriptionReport
-from postroom.application.subscriptions import report_subscription
 from postroom.domain.arguments import MAX_PAGE, check_int, check_optional_text, check_type
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest, NotFound

@@ -6,7 +6,8 @@ import msgspec
 
 from postroom.application.erasure.protection import MessageEncryption, Unreadable
 from postroom.application.mailbox.codec import is_intact, to_records
-from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.outgoing import NewId
 from postroom.application.mailbox.stored_snapshots import fold_message
 from postroom.application.messages import rfc3339
 from postroom.application.page import Page, invalid_cursor

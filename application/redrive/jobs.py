@@ -12,7 +12,7 @@ from blake3 import blake3
 from postroom.application.erasure.erase_subject import spec_as_stored
 from postroom.application.mailbox.administer import execute
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.message_factory import NewId
+from postroom.application.mailbox.outgoing import NewId
 from postroom.application.mailbox.owner_tasks import RETRY_SECONDS, StepWorker
 from postroom.application.page import Page
 from postroom.application.query_results import DeadLetter, Outcome, RedriveGroup, RedrivePreview, check_page

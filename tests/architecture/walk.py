@@ -51,11 +51,11 @@ class Walk(NamedTuple):
 
 
 LIMITS = {
-    "send": Walk(25, 107, 3),
-    "receive": Walk(23, 103, 2),
-    "nack": Walk(20, 104, 2),
-    "HTTP receive": Walk(36, 185, 3),
-    "gRPC ack over a proxy": Walk(36, 158, 4),
+    "send": Walk(25, 105, 3),
+    "receive": Walk(23, 101, 2),
+    "nack": Walk(20, 103, 2),
+    "HTTP receive": Walk(36, 184, 3),
+    "gRPC ack over a proxy": Walk(36, 157, 4),
     "console search": Walk(39, 195, 4),
     "CLI send": Walk(78, 433, 19),
 }

@@ -181,7 +181,7 @@ def an_answer_before_the_append(patch: Patch) -> None:
     commit = log_writer.Committer.commit
 
     def answer_first(self: log_writer.Committer, group: Any, commits: Any) -> None:
-        self._metrics.answer(group)
+        self._answer(group)
         commit(self, group._replace(requests=[], answers=[]), commits)
 
     patch.setattr(log_writer.Committer, "commit", answer_first)

@@ -1,6 +1,6 @@
 """Refused callers are told when the queue will have room, by the rate at which it is drained."""
 
-from postroom.domain.policy import DrainRate
+from postroom.application.metrics import DrainRate
 
 SECOND = 1_000_000
 
