@@ -3,6 +3,8 @@
 import re
 from datetime import UTC, datetime
 
+import msgspec
+
 _UNSAFE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -67,3 +69,17 @@ def pluralize(count: int, noun: str, plural: str | None = None) -> str:
         plural: plural of `noun`; None adds an `s`.
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def parse_weights(value: object) -> dict[str, int] | None:
+    """Return weights by key from a mapping, a JSON object, or text such as `a:3,b:2`; None for others."""
+    try:
+        if not isinstance(value, str):
+            return msgspec.convert(value, dict[str, int])
+        if value.startswith("{"):
+            return msgspec.json.decode(value, type=dict[str, int])
+        pairs = [pair.rpartition(":") for pair in value.split(",") if value]
+        weights = {key: int(weight) for key, _, weight in pairs}
+    except ValueError:
+        return None
+    return weights if len(weights) == len(pairs) else None

@@ -48,14 +48,12 @@ import msgspec
 
 
 class PostroomError(Exception):
-    """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10).
-
-    `is_counted` is whether the owner of a mailbox counted it for the metric `rejected_total`.
-    """
+    """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10)."""
 
     code = "E_UNAVAILABLE"
     status = 503
     is_counted = False
+    """Whether the owner of a mailbox counted it for the metric `rejected_total`."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # By default a copy is made by `__init__(*args)`, but `args` is only the text.
@@ -101,17 +99,14 @@ class SettingsConflict(InvalidRequest):
 
     def __init__(self, mailbox: str, differences: Sequence[Difference]) -> None:
         self.mailbox = mailbox
-        self.differences = tuple(Difference(*each) for each in differences)
-        texts = [
-            f"{each.name} is {show_setting(each.stored)}, not {show_setting(each.argument)}"
-            for each in self.differences
-        ]
+        self.differences = changes = tuple(Difference(*each) for each in differences)
+        texts = [f"{name} is {show_setting(old)}, not {show_setting(new)}" for name, old, new in changes]
         where = "" if mailbox == "main@local" else f" --mailbox {mailbox}"  # the default of commands
         change = f"run `postroom apply{where}` with a settings file that has them"
-        if not any(each.name.startswith("erasure.") for each in self.differences):
+        if not any(each.name.startswith("erasure.") for each in changes):
             words = " ".join(
                 f"--unset {quote(name)}" if argument is None else quote(f"{name}={show_setting(argument)}")
-                for name, _, argument in self.differences
+                for name, _, argument in changes
             )
             change = f"run `postroom mailbox set{where} {words}` or `postroom apply{where}`"
         super().__init__(

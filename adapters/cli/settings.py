@@ -13,6 +13,7 @@ import msgspec
 
 from postroom.adapters.cli.logs import LEVELS, read_levels
 from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_integer
+from postroom.application.text import parse_weights
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_member, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, PolicyValue, TopicPolicy
@@ -100,8 +101,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values |= {key: value for key, value in (flags or {}).items() if value is not None}
         try:
             section = msgspec.convert(values, kind, strict=False)
-            validate = getattr(section, "validate", None)  # not all settings have bounds
-            if validate is not None:
+            if (validate := getattr(section, "validate", None)) is not None:  # not all have bounds
                 validate()
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"{where}: {error}.") from None
@@ -110,10 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return section
 
 
-_CHOICES = {
-    "durability": ("full", "relaxed"),
-    "log_format": ("auto", "console", "json"),
-}
+_CHOICES = {"durability": ("full", "relaxed"), "log_format": ("auto", "console", "json")}
 _SCALARS = ("store", "mailbox", *_CHOICES, "log_level", "timeout_ms")
 _TABLES = ("policy", "topics", "limits")
 _SERVERS = ("postgresql://", "postgres://", "nats://")
@@ -370,18 +367,8 @@ def _boolean(value: object, where: str) -> bool:
 
 def _weights(value: object, where: str) -> dict[str, int]:
     """Return weights of keys from a table, a JSON object, or text such as `a:3,b:2`."""
-    try:
-        if isinstance(value, str) and not value.startswith("{"):
-            pairs = [pair.rpartition(":") for pair in value.split(",") if value]
-            value = {key: int(weight) for key, _, weight in pairs}
-            if len(value) == len(pairs):
-                return value
-        elif isinstance(value, str):
-            return msgspec.json.decode(value, type=dict[str, int])
-        else:
-            return msgspec.convert(value, dict[str, int])
-    except ValueError:
-        pass  # the sentence below says what is expected
+    if (weights := parse_weights(value)) is not None:
+        return weights
     raise InvalidSettings(
         f"{where} is {value!r}; expected weights such as a:3,b:2, each key once, or a JSON object such as "
         '{"a,b": 3} if a key has a comma.'

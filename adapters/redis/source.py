@@ -1,12 +1,12 @@
 """The source port over a consumer group of a Redis stream, and the publisher port."""
 
-import asyncio
 import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
+from time import monotonic
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -78,12 +78,12 @@ class RedisStreamSource:
 
     async def fetch(self, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
         """Return up to `limit` messages, redelivered ones first; see `Source.fetch`."""
-        deadline = _now() + wait_ms / 1_000
+        deadline = monotonic() + wait_ms / 1_000
         while True:
             messages = await self._claim_idle(limit) if self._is_claim_due() else []
             if not messages:
                 messages = await self._read_new(limit, min(deadline, self._claim_at))
-            if messages or _now() >= deadline:
+            if messages or monotonic() >= deadline:
                 return messages
 
     async def count_pending(self) -> int:
@@ -111,7 +111,7 @@ class RedisStreamSource:
         if messages:
             ids = [message.token for message in messages]
             await self._set_remaining(ids, delay_ms)
-            now = _now()
+            now = monotonic()
             self._claim_at = min(self._claim_at, now + delay_ms / 1_000)
             if delay_ms > self.ack_wait_ms:
                 self._deferred |= dict.fromkeys(ids, now + delay_ms / 1_000)
@@ -132,7 +132,7 @@ class RedisStreamSource:
 
     async def _read_new(self, limit: int, until: float) -> list[SourceMessage]:
         """Read entries that were never delivered, waiting until `until` for the first."""
-        wait_ms = min(round((until - _now()) * 1_000), BLOCK_MS)
+        wait_ms = min(round((until - monotonic()) * 1_000), BLOCK_MS)
         try:
             answer = await self._ask("read", self._read, limit, wait_ms if wait_ms > 0 else None)
         except _NoGroup:
@@ -148,7 +148,7 @@ class RedisStreamSource:
 
     async def _claim_idle(self, limit: int) -> list[SourceMessage]:
         """Claim entries of any consumer that have been idle for `ack_wait_ms`."""
-        now = _now()
+        now = monotonic()
         self._claim_at = now + self._claim_interval
         if now >= self._renew_at:
             await self._renew_deferred(now)
@@ -186,7 +186,7 @@ class RedisStreamSource:
         return _read_entry(self._stream, self._field, id_, fields, delivered)
 
     def _is_claim_due(self) -> bool:
-        return _now() >= self._claim_at
+        return monotonic() >= self._claim_at
 
     # -- delays ---
 
@@ -294,10 +294,6 @@ def connect_redis(settings: RedisSettings, what: str) -> Redis:
 def reason(error: Exception) -> str:
     """Return the text of an error of the client."""
     return (str(error) or type(error).__name__).rstrip(".")
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 _ENTRY_ID = re.compile(r"\d{1,19}-\d{1,19}\Z", re.ASCII)

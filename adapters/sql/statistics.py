@@ -20,7 +20,9 @@ from postroom.adapters.sql.tables import ReadModelTables, projection_cursor
 from postroom.application.ports.facets import (
     BARS,
     CAP,
+    DAY_MS,
     FACET_VALUES,
+    HOUR_MS,
     SUGGESTIONS,
     Facet,
     FacetField,
@@ -29,11 +31,12 @@ from postroom.application.ports.facets import (
     SearchStatistics,
     SuggestionField,
     Timeline,
+    bar_width,
     check_bars,
     check_cap,
     check_suggestions,
+    make_timeline,
 )
-from postroom.application.queries.explain_message import DAY_MS, HOUR_MS, bar_width, make_timeline
 from postroom.domain.arguments import check_text
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.search import EventFilter, Order, parse_status

@@ -3,11 +3,14 @@
 import asyncio
 import random
 import shlex
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
+from postroom.application.threads import wait_at_most
 from postroom.application.workers.handler import Handler, Middleware
 from postroom.application.workers.retry import Retry
 from postroom.domain.errors import Forbidden, InvalidRequest
@@ -170,3 +173,40 @@ async def enable_policy(mailbox: Mailbox, topics: Sequence[str], field: str) -> 
         else:
             refusing[topic] = section
     return refusing
+
+
+LOOK_SECONDS = 0.05
+"""Pause of a run without messages that ends with the others, while they handle theirs."""
+
+
+def group_by_key(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]]:
+    """Return a group for each ordered key, to be handled in order, and one for each other message."""
+    groups: dict[object, deque[ReceivedMessage]] = {}
+    for message in messages:
+        name = message.receipt if message.ordered_key is None else (message.topic, message.ordered_key)
+        groups.setdefault(name, deque()).append(message)
+    return list(groups.values())
+
+
+class Once:
+    """The end of runs that end when no message is ready for any of them: handlers of one send to others.
+
+    Arguments:
+        count: number of the runs.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: set[object] = set()
+        self.is_over = asyncio.Event()
+
+    def look_again(self) -> None:
+        """Have all runs receive again, as one of them has handled messages."""
+        self._idle.clear()
+
+    async def wait_for_others(self, run: object) -> None:
+        """Note that a run received nothing, and return when it should receive again, or all are over."""
+        self._idle.add(run)
+        if len(self._idle) == self._count:
+            self.is_over.set()
+        await wait_at_most(LOOK_SECONDS, self.is_over.wait())

@@ -19,7 +19,7 @@ from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import correlate
 from postroom.application.worker_reports import HandlerState
-from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Topics
+from postroom.application.workers.consumer import REFRESH_SECONDS, Consumer, Once, Topics, group_by_key
 from postroom.application.workers.handler import HandlerThread, correlation_id_of
 from postroom.application.workers.handler_calls import STOPPED, HandlerCalls, Handling, LoopWatch
 from postroom.application.workers.retry import Settlements
@@ -38,8 +38,6 @@ MAX_BYTES = 4 << 20
 AHEAD_SECONDS = 0.1
 """Time, at the current rate, for which messages are received ahead."""
 MAX_AHEAD = 2_000
-LOOK_SECONDS = 0.05
-"""Pause of a run without messages that ends with the others, while they handle theirs."""
 EXTENSIONS_PER_VISIBILITY = 3
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
@@ -54,39 +52,6 @@ async def pause_after(event: str, error: Exception, failures: int, stop: asyncio
     pause_ms = backoff_ms(BACKOFF, failures, random.random())
     logger().retry(event, error=str(error), pause_ms=pause_ms)
     await wait_at_most(pause_ms / 1_000, stop.wait())
-
-
-def _group_by_key(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMessage]]:
-    """Return a group for each ordered key, to be handled in order, and one for each other message."""
-    groups: dict[object, deque[ReceivedMessage]] = {}
-    for message in messages:
-        name = message.receipt if message.ordered_key is None else (message.topic, message.ordered_key)
-        groups.setdefault(name, deque()).append(message)
-    return list(groups.values())
-
-
-class Once:
-    """The end of runs that end when no message is ready for any of them: handlers of one send to others.
-
-    Arguments:
-        count: number of the runs.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._idle: set[object] = set()
-        self.is_over = asyncio.Event()
-
-    def look_again(self) -> None:
-        """Have all runs receive again, as one of them has handled messages."""
-        self._idle.clear()
-
-    async def wait_for_others(self, run: object) -> None:
-        """Note that a run received nothing, and return when it should receive again, or all are over."""
-        self._idle.add(run)
-        if len(self._idle) == self._count:
-            self.is_over.set()
-        await wait_at_most(LOOK_SECONDS, self.is_over.wait())
 
 
 class ConsumerRun:
@@ -271,7 +236,7 @@ class ConsumerRun:
                 self._rate = (done - before) / (now - since)
                 since, before = now, done
             self._held.update(dict.fromkeys([message.receipt for message in received], now))
-            for group in _group_by_key(received):
+            for group in group_by_key(received):
                 if self._consumer.batch == 1:
                     self._behind.update(message.receipt for message in islice(group, 1, None))
                 self._queue.put_nowait(group)

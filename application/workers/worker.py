@@ -14,8 +14,8 @@ from postroom.application.metrics import Metric
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.threads import cancel_and_wait
-from postroom.application.workers.consumer import Consumer, Topics, prepare
-from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, Once, pause_after
+from postroom.application.workers.consumer import Consumer, Once, Topics, prepare
+from postroom.application.workers.consumer_run import MAX_MESSAGES, ConsumerRun, pause_after
 from postroom.application.workers.handler import Middleware, make_handler
 from postroom.application.workers.handler_calls import Handling, LoopWatch
 from postroom.application.workers.reporting import reporting, worker_metrics
