@@ -4,7 +4,7 @@ from typing import Any
 
 import sentry_sdk
 
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.retry import RetryLater
 from postroom.domain.errors import PoisonMessage

@@ -6,14 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
-from postroom.application.messages import (
+from postroom.application.operations.mailbox import Mailbox
+from postroom.application.operations.sync_operations import SyncOperations
+from postroom.application.received_messages import (
     DeliveredMessage,
     ReceivedMessage,
     ack_options,
     raise_refusal,
 )
-from postroom.application.operations.mailbox import Mailbox
-from postroom.application.operations.sync_operations import SyncOperations
 from postroom.application.threads import BackgroundLoop, background_loop
 from postroom.domain.errors import Unavailable
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES

@@ -19,9 +19,10 @@ from postroom.application.mailbox.settle import (
     submit_valid,
 )
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
-from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, ReceivedMessage, Sent
+from postroom.application.messages import MessageDelivery, MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, MessagingOperation, tracer
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import FrameTooLarge, MailboxClosed, Rejected, Saturated, Unavailable, WrongOwner

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.arguments import check_int
 

@@ -60,14 +60,7 @@ if TYPE_CHECKING:
     from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
     from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
     from postroom.application.message_stream import MessageStream
-    from postroom.application.messages import (
-        MessageResult,
-        NewMessage,
-        ReceivedMessage,
-        Sent,
-        read_receipt,
-        write_receipt,
-    )
+    from postroom.application.messages import MessageResult, NewMessage, Sent, read_receipt, write_receipt
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.outbox.new_event import NewEvent
     from postroom.application.outbox.relay import OutboxSettings
@@ -86,6 +79,7 @@ if TYPE_CHECKING:
         PeekedMessage,
         RedrivePreview,
     )
+    from postroom.application.received_messages import ReceivedMessage
     from postroom.application.reports import (
         DeletionReport,
         RedriveMessage,
@@ -332,7 +326,8 @@ _NAMES = {
     "application.mailbox.send": "SendBatch SendEnvelopes SendMessage",
     "application.mailbox.settle": "AckMessages ExtendVisibility NackMessages",
     "application.message_stream": "MessageStream",
-    "application.messages": "MessageResult NewMessage ReceivedMessage Sent read_receipt write_receipt",
+    "application.messages": "MessageResult NewMessage Sent read_receipt write_receipt",
+    "application.received_messages": "ReceivedMessage",
     "application.operations.mailbox": "Mailbox",
     "application.outbox.new_event": "NewEvent",
     "application.outbox.relay": "OutboxSettings",

@@ -24,7 +24,7 @@ from postroom.domain.policy import TopicPolicy
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
-    from postroom.application.messages import ReceivedMessage
+    from postroom.application.received_messages import ReceivedMessage
 
 
 STORE, MAILBOX = "postroom-demo.db", "demo@local"

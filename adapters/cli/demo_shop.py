@@ -17,7 +17,8 @@ from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.up import run_parts
 from postroom.adapters.compose import OwnedMailbox, OwnerSettings, open_owner_store, own_mailbox
 from postroom.application.extras import MissingExtra
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import NewMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.workers.retry import Reject
 from postroom.application.workers.schedules import every
 from postroom.application.workers.sending import current_mailbox

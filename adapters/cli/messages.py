@@ -26,9 +26,9 @@ from postroom.domain.message import OnConflict
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
-    from postroom.application.messages import ReceivedMessage
     from postroom.application.operations.mailbox import Mailbox
     from postroom.application.query_results import MessageChange, PeekedMessage
+    from postroom.application.received_messages import ReceivedMessage
 
 
 async def send(

@@ -22,8 +22,9 @@ from postroom.application.mailbox.settle import (
     submit_valid,
     with_results,
 )
-from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, read_receipt
+from postroom.application.messages import MessageResult, NewMessage, read_receipt
 from postroom.application.operations.mailbox import OPERATIONS, Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.service import Service, Session
 from postroom.application.threads import wait_at_most
 from postroom.domain.arguments import check_int

@@ -20,9 +20,10 @@ from postroom.application.mailbox.settle import (
     extended_receipts,
     finished_receipts,
 )
-from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, rfc3339
+from postroom.application.messages import NewMessage, Sent, read_receipt, rfc3339
 from postroom.application.operations import contract
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.remote_errors import ProblemBrief
 from postroom.application.service import Service
 from postroom.application.threads import cancel_and_wait

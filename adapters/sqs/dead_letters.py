@@ -22,8 +22,9 @@ from postroom.adapters.sqs.requests import (
     StartMessageMoveTask,
     TaskHandle,
 )
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.reports import RedriveReport
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected

@@ -11,7 +11,8 @@ from postroom.adapters.sqs.attributes import OWN, Queue
 from postroom.adapters.sqs.errors import SqsError, invalid_value, missing, unsupported
 from postroom.adapters.sqs.requests import Attribute, NewMessage, Received
 from postroom.application import messages
-from postroom.application.messages import ReceivedMessage, write_receipt
+from postroom.application.messages import write_receipt
+from postroom.application.received_messages import ReceivedMessage
 
 TYPES = OWN + "types"
 """Header with the types of the attributes that are neither text nor a number without one, as JSON."""

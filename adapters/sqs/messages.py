@@ -39,7 +39,8 @@ from postroom.adapters.sqs.requests import (
     Sent,
 )
 from postroom.application import messages
-from postroom.application.messages import ReceivedMessage, read_receipt
+from postroom.application.messages import read_receipt
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.errors import (
     IdempotencyConflict,
     InvalidRequest,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from postroom.application.access.authority import Authority
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.arguments import check_int
 from postroom.domain.capability.access import Access, check_operation, uncovered_topic
 from postroom.domain.capability.rights import Quota, Right, check_quota

@@ -15,9 +15,10 @@ from postroom.application.caller import Caller, call_as
 from postroom.application.mailbox.receive import StreamMessages
 from postroom.application.mailbox.settle import DeliveryWindows
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
-from postroom.application.messages import NewMessage, ReceivedMessage, Sent
+from postroom.application.messages import NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.reports import SearchReport
 from postroom.application.service import Search
 from postroom.domain.arguments import check_items

@@ -10,9 +10,9 @@ from postroom.application.cluster.members_history import is_drained, record_drai
 from postroom.application.cluster.namespace_members import Members, use_generation
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
-from postroom.application.messages import DeliverySettler, ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.ports.control_plane import NamespaceDirectory
+from postroom.application.received_messages import DeliverySettler, ReceivedMessage
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable

@@ -10,8 +10,8 @@ import msgspec
 from postroom.application.cluster.namespace_receiver import ReceiptHomes
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import cancel_and_wait
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import PostroomError, Saturated, Unavailable

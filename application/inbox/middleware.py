@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from postroom.application.inbox.request import read_request
-from postroom.application.messages import ReceivedMessage
 from postroom.application.outbox.events import CORRELATION_ID, MESSAGE_ID
 from postroom.application.ports.inbox import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger
 from postroom.application.tracing import correlate
 from postroom.domain.errors import InvalidRequest

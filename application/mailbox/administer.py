@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from postroom.application.erasure.protection import read_pseudonym
+from postroom.application.erasure.message_cipher import read_pseudonym
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.mailbox.outgoing import NewId

@@ -8,8 +8,8 @@ from time import time_ns
 from postroom.application.caller import Caller, current_caller
 from postroom.application.mailbox.settle import DeliveryWindow, DeliveryWindows, Settler, make_settler
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
-from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import MailboxOwner
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import wait_at_most
 from postroom.application.tracing import RECEIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text

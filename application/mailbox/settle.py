@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from postroom.application.messages import MessageResult, ReceivedMessage
+from postroom.application.messages import MessageResult
 from postroom.application.ports.event_log import MailboxOwner
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.tracing import ACK, EXTEND, NACK, MessagingOperation, tracer
 from postroom.domain.arguments import (
     MAX_INT,

@@ -14,7 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream
-from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, Sent
+from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.operation import (
     BY_SERVER,
     Check,
@@ -37,6 +37,7 @@ from postroom.application.query_results import (
     check_due,
     check_moment,
 )
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.reports import (
     ConsumerReport,
     DeletionReport,

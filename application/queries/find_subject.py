@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from postroom.application.erasure.erase_subject import SubjectMessages
-from postroom.application.erasure.protection import MessageEncryption, read_field, read_pseudonym
+from postroom.application.erasure.message_cipher import read_field, read_pseudonym
+from postroom.application.erasure.protection import MessageEncryption
 from postroom.application.mailbox.stored_snapshots import fold_message, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.subject_keys import SubjectKeys

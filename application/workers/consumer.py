@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger
 from postroom.application.threads import wait_at_most
 from postroom.application.workers.handler import Handler, Middleware

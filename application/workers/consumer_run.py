@@ -12,9 +12,9 @@ from time import perf_counter
 from typing import Any
 
 from postroom.application.mailbox.administer import CommandHandlers
-from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import log_context, logger, summarize
 from postroom.application.threads import cancel_and_wait, wait_at_most
 from postroom.application.tracing import correlate

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from postroom.application.messages import MessageResult, ReceivedMessage
+from postroom.application.messages import MessageResult
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import summarize
 from postroom.domain.errors import InvalidRequest
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger, summarize
 from postroom.application.tracing import PROCESS, Span, tracer
 from postroom.application.workers import handler

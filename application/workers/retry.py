@@ -12,8 +12,9 @@ from functools import partial
 import msgspec
 
 from postroom.application.mailbox.settle import NackOptions, with_results
-from postroom.application.messages import MessageResult, ReceivedMessage
+from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger
 from postroom.application.text import UNITS_MS, duration_ms
 from postroom.domain.arguments import check_int, check_items, check_type

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger
 from postroom.application.workers.retry import Duration, read_duration
 from postroom.domain.errors import Forbidden, InvalidRequest

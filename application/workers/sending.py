@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from postroom.application.message_stream import MAX_WAIT_MS
-from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage, Sent
+from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import summarize
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.retry import Duration, read_duration

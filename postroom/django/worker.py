@@ -14,9 +14,10 @@ from django.db import close_old_connections, reset_queries
 from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
-from postroom.application.messages import MessageResult, ReceivedMessage
+from postroom.application.messages import MessageResult
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import MessageDetail
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.telemetry import logger, summarize
 from postroom.application.workers.consumer import enable_policy
 from postroom.application.workers.handler import Handle

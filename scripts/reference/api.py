@@ -57,6 +57,7 @@ PAGES: Mapping[str, tuple[str, Sequence[str]]] = {
         "Messages",
         (
             "application.messages",
+            "application.received_messages",
             "application.page",
             "application.query_results",
             "application.reports",

@@ -24,7 +24,7 @@ import msgspec
 
 from postroom.adapters.compose import OwnedMailbox, open_mailbox
 from postroom.adapters.compose.queries import Projections, open_read_models, read_projections
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.errors import NotFound
 from tests.benchmarks import history
 from tests.benchmarks.figures import Figures, Stopwatch

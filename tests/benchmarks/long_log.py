@@ -22,8 +22,9 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.codec import decode_runs
 from postroom.application.mailbox.event_columns import AnyRun, SentRun
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.commit import Commit, IndexEntry, link
 from postroom.domain.names import DEFAULT_MAILBOX
 from tests.benchmarks.options import ORIGINALS, PRINCIPALS, TOPICS, Interleave

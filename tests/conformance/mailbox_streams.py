@@ -4,11 +4,9 @@ import asyncio
 
 import pytest
 
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
-from postroom.domain.errors import (
-    InvalidRequest,
-)
+from postroom.application.received_messages import ReceivedMessage
+from postroom.domain.errors import InvalidRequest
 from tests.support.stores import message
 from tests.support.waiting import SECONDS
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.reports import DeletionReport
 from postroom.domain.errors import InvalidRequest, NotFound, StaleReceipt
 from postroom.domain.subscription import SubscriptionFilter

@@ -20,8 +20,8 @@ from postroom.adapters.compose.serve import (
 from postroom.adapters.compose.store_namespace import create_namespace
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.subject import SubjectPolicy
 from postroom.domain.subscription import SubscriptionFilter

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from postroom.application.messages import DeliveredMessage, MessageDelivery
+from postroom.application.messages import MessageDelivery
+from postroom.application.received_messages import DeliveredMessage
 from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import extension_bytes, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope

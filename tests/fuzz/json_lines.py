@@ -13,9 +13,9 @@ from postroom.application.ingest.file_import import (
     read_record,
     time_us,
 )
-from postroom.application.messages import DeliveredMessage
 from postroom.application.operations import contract, query_contract
 from postroom.application.operations.mailbox import OPERATIONS
+from postroom.application.received_messages import DeliveredMessage
 from postroom.application.remote_errors import ProblemBrief
 from postroom.domain.errors import InvalidRequest, PostroomError
 from tests.fuzz.target import Check

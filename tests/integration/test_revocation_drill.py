@@ -11,8 +11,9 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.adapters.compose.connect import connect_remote
 from postroom.application.access.guard import MIN_CACHE_TTL_MS, AccessSettings
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.capability.rights import Right, Rights
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated

@@ -18,7 +18,7 @@ from postroom import InvalidRequest, Mailbox, NewMessage, NotFound, Sent, connec
 from postroom.adapters.compose import OwnerSettings, list_mailboxes
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.compose.store_namespace import StoreNamespace, create_namespace
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import cancel_and_wait
 from tests.support.waiting import SECONDS, until_answer
 

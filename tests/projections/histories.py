@@ -17,7 +17,8 @@ from postroom.adapters.compose.projections import open_updater, rebuild_projecti
 from postroom.adapters.compose.queries import open_target
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.messages import MessageResult, NewMessage, ReceivedMessage
+from postroom.application.messages import MessageResult, NewMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.mailbox.events import MailboxMode

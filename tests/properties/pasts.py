@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import OwnedMailbox
-from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.query_results import Backlog, DeadLetter
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.names import message_id

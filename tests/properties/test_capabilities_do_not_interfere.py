@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from postroom.application.access.guard import Guard
 from postroom.application.mailbox import message_factory
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.capability.rights import Topics
 from postroom.domain.errors import PostroomError
 from postroom.domain.message import Receipt

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.application.access.guard import Guard
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.query_results import Backlog
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.capability.rights import Topics
 from postroom.domain.errors import PostroomError
 from postroom.domain.message import Receipt

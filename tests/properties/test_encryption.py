@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.memory import MemorySubjectKeys
-from postroom.application.erasure.protection import decrypt, encrypt
+from postroom.application.erasure.message_cipher import decrypt, encrypt
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import IntegrityFailure, InvalidRequest

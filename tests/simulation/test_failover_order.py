@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from postroom.adapters.compose import OwnedMailbox
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.mailbox.queues import Shard
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.policy import TopicPolicy

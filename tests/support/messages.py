@@ -1,7 +1,8 @@
 """Messages to send, and the mailbox of most tests; needs no package of a server."""
 
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import NewMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 
 MAILBOX = "acme@one"
 

@@ -11,8 +11,8 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.stored_snapshots import fold
-from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog, LogArchive
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy

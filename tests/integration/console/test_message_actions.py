@@ -10,7 +10,7 @@ import pytest
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.access.audit import AuditEntry
 from postroom.application.access.mailbox import AuthorizedMailbox
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import background_task
 from postroom.domain.capability.rights import Right
 from postroom.domain.errors import Rejected

@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 
 from postroom.application.access.guard import AccessSettings
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.worker_reports import WorkerState
 from postroom.domain.capability.rights import BindPrincipal, MaxMessages, Right
 from postroom.domain.capability.token import Token, attenuate
-from postroom.domain.errors import (
-    Forbidden,
-    InvalidRequest,
-    NotFound,
-)
+from postroom.domain.errors import Forbidden, InvalidRequest, NotFound
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec

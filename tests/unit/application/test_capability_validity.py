@@ -14,7 +14,7 @@ from postroom.adapters.key_rings import MemoryKeyRing
 from postroom.application.access import authority as authority_module
 from postroom.application.access.authority import Authority, Revocations
 from postroom.application.access.guard import Deliveries
-from postroom.application.messages import ReceivedMessage
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.threads import background_task
 from postroom.domain.capability.rights import Expires, Topics
 from postroom.domain.capability.token import Token, attenuate

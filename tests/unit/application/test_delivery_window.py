@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.application.mailbox.settle import DeliveryWindow
-from postroom.application.messages import MessageDelivery, ReceivedMessage
+from postroom.application.messages import MessageDelivery
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.message import Receipt
 
 HOUR_MS = 3_600_000

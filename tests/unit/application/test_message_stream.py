@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from postroom.application.message_stream import MessageStream
-from postroom.application.messages import MessageDelivery, ReceivedMessage
+from postroom.application.messages import MessageDelivery
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.message import Receipt
 from tests.support.waiting import SECONDS
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from postroom.application.access.audit import AuditEntry
-from postroom.application.messages import ReceivedMessage
 from postroom.application.operations.mailbox import Mailbox
+from postroom.application.received_messages import ReceivedMessage
 from postroom.application.service import Session
 from postroom.application.worker_reports import WorkerState
 from postroom.domain.capability.rights import Right

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from postroom import InvalidRequest, PoisonMessage, Reject, Retry, RetryLater, exponential
 from postroom.application.mailbox.settle import NackOptions
-from postroom.application.messages import MessageDelivery, ReceivedMessage
+from postroom.application.messages import MessageDelivery
+from postroom.application.received_messages import ReceivedMessage
 from postroom.domain.message import Receipt
 
 
