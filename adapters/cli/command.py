@@ -5,8 +5,6 @@ import copy
 import inspect
 import os
 import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
@@ -20,9 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings, load_settings
-from postroom.adapters.cli.values import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
-from postroom.application.extras import explain_missing_extra
-from postroom.domain.errors import InvalidRequest, PostroomError
+from postroom.adapters.cli.values import Flags, report_errors
+from postroom.domain.errors import InvalidRequest
 
 LONG_RUNNING = (
     "own",
@@ -44,8 +41,6 @@ _CONFIGURED = (*LONG_RUNNING, "console", "mcp", "proxy")
 ALIASES = {"project": "views"}
 """Former names of groups, which go on working and are not listed."""
 PANEL = "Options of every command"
-Flags = dict[str, Any]
-"""The shared options by name; None or False if omitted."""
 
 
 def _shared(type_: Any, *names: str, **options: Any) -> Any:
@@ -124,7 +119,7 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
         ctx.obj = flags = _merge(ctx.obj or {}, {each.name: arguments.pop(each.name) for each in shared})
         if ctx.invoked_subcommand is None:
             command = ctx.command_path.partition(" ")[2]
-            raise typer.Exit(_report_errors(flags, lambda: run_command(command, flags, function, arguments)))
+            raise typer.Exit(report_errors(flags, lambda: run_command(command, flags, function, arguments)))
 
     own = list(inspect.signature(function).parameters.values())[1:]
     # A shared option that the command redefines, such as --config of ingest, goes before the command.
@@ -229,50 +224,6 @@ def _tracing(command: str, settings: Settings) -> AbstractContextManager[None]:
             f"[tracing]: otlp_endpoint is {endpoint!r}; expected the URL of a collector, http://HOST:PORT."
         )
     return export_traces(endpoint)
-
-
-def _describe_os_error(error: OSError | UnicodeEncodeError) -> str:
-    """Return one sentence with the file and the reason."""
-    if isinstance(error, UnicodeEncodeError):
-        return f"The argument {error.object!r} is not valid UTF-8."
-    if error.filename is None:
-        return f"The operating system reports: {error}."
-    return f"{error.filename}: {error.strerror}."
-
-
-def _report_errors(flags: Flags, run: Callable[[], int]) -> int:
-    """Run a command and return its exit code; write an error as one line instead of a traceback."""
-    out = Output(flags["as_json"])
-    try:
-        with explain_missing_extra():
-            return run()
-    except PostroomError as error:
-        if flags["debug"]:
-            traceback.print_exc()
-        out.error(describe(error))
-        return exit_code(error)
-    except KeyboardInterrupt:
-        out.error({"code": "E_INTERRUPTED", "message": "Interrupted."})
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout is gone; otherwise Python reports a second BrokenPipeError at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except typer.BadParameter:
-        raise
-    except (OSError, UnicodeEncodeError) as error:
-        if flags["debug"]:
-            traceback.print_exc()
-        out.error({"code": "E_IO", "message": _describe_os_error(error)})
-        return REFUSED
-    except Exception as error:
-        from postroom.application.telemetry import summarize
-
-        if flags["debug"]:
-            traceback.print_exc()
-        hint = "" if flags["debug"] else " Run it again with --debug and report the traceback."
-        out.error({"code": "E_DEFECT", "message": f"This is a defect of Postroom: {summarize(error)}.{hint}"})
-        return REFUSED
 
 
 PACKAGE = "postroom.adapters.cli"

@@ -24,15 +24,8 @@ from postroom.adapters.cli.filters import takes
 from postroom.adapters.cli.running import monitoring, opened, running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
-from postroom.adapters.cli.values import (
-    REFUSED,
-    Database,
-    MetricsPort,
-    Nats,
-    WrongUsage,
-    load_object,
-    parse_duration,
-)
+from postroom.adapters.cli.values import REFUSED, Database, MetricsPort, Nats, WrongUsage, parse_duration
+from postroom.adapters.cli.work import load_object
 from postroom.application.extras import explain_missing_extra
 from postroom.application.text import pluralize
 from postroom.domain.names import describe_choices

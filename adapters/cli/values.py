@@ -1,19 +1,20 @@
-"""Values and options that commands share: durations, sizes, times, `NAME=VALUE` pairs, exit codes."""
+"""Values and options that commands share: durations, sizes, times, `NAME=VALUE` pairs, and exit codes."""
 
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from pathlib import Path
-from traceback import walk_tb
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO
 
-from typer import Option
+from typer import BadParameter, Option
 
+from postroom.adapters.cli.output import Output
+from postroom.application.extras import explain_missing_extra
 from postroom.application.text import UNITS_MS, duration_ms, from_rfc3339
 from postroom.domain.errors import (
     IntegrityFailure,
@@ -24,6 +25,10 @@ from postroom.domain.errors import (
     Unavailable,
     UnusableServer,
 )
+
+Flags = dict[str, Any]
+"""The shared options by name; None or False if omitted."""
+
 
 DONE, REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = range(7)
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -197,18 +202,6 @@ def readable(payload: bytes) -> tuple[str, bool]:
         return b64encode(payload).decode(), False
 
 
-def _place_of(error: BaseException) -> str:
-    """Return file and line of the user's code that raised, if any, as the end of a sentence."""
-    if isinstance(error, SyntaxError):  # whose text has them
-        return ""
-    others = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen")
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = [(file, line) for file, line in places if not file.startswith(others)]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
-
-
-T = TypeVar("T")
-
 END_SECONDS = 2.0
 """Time for threads of the user's code, and for functions of `atexit`, after a command has ended."""
 
@@ -242,36 +235,6 @@ def end_soon(code: int) -> None:
     timer = threading.Timer(END_SECONDS, end)
     timer.daemon = True
     timer.start()
-
-
-def load_object(text: str, kind: type[T]) -> T:
-    """Import an object by `module:name`; the working directory comes first, as with `python -m`.
-
-    Raises: WrongUsage when it can't be imported or is of another type.
-    """
-    module, colon, name = text.partition(":")
-    if not (module and colon and name):
-        raise WrongUsage(
-            f"{text!r} does not name an object of type {kind.__name__}; write MODULE:NAME, such as "
-            "shop.tasks:worker."
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    Process.has_user_code = True
-    try:
-        value = import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # of the module; an extension in Rust may panic
-        from postroom.application.telemetry import summarize
-
-        said = summarize(error).rstrip(".") + _place_of(error)
-        raise WrongUsage(f"{text} can't be imported: {said}.") from error
-    if not isinstance(value, kind):
-        raise WrongUsage(f"{text} is of type {type(value).__name__}, not {kind.__name__}.")
-    return value
 
 
 At = Annotated[
@@ -391,3 +354,47 @@ def read_payload(payload: str, file: str | None) -> bytes:
         raise InvalidRequest(
             f"The payload can't be read from {Path(file or '-')}: {error.strerror}."
         ) from error
+
+
+def _describe_os_error(error: OSError | UnicodeEncodeError) -> str:
+    """Return one sentence with the file and the reason."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"The argument {error.object!r} is not valid UTF-8."
+    if error.filename is None:
+        return f"The operating system reports: {error}."
+    return f"{error.filename}: {error.strerror}."
+
+
+def report_errors(flags: Flags, run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; write an error as one line instead of a traceback."""
+    out = Output(flags["as_json"])
+    try:
+        with explain_missing_extra():
+            return run()
+    except PostroomError as error:
+        if flags["debug"]:
+            traceback.print_exc()
+        out.error(describe(error))
+        return exit_code(error)
+    except KeyboardInterrupt:
+        out.error({"code": "E_INTERRUPTED", "message": "Interrupted."})
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout is gone; otherwise Python reports a second BrokenPipeError at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except BadParameter:
+        raise
+    except (OSError, UnicodeEncodeError) as error:
+        if flags["debug"]:
+            traceback.print_exc()
+        out.error({"code": "E_IO", "message": _describe_os_error(error)})
+        return REFUSED
+    except Exception as error:
+        from postroom.application.telemetry import summarize
+
+        if flags["debug"]:
+            traceback.print_exc()
+        hint = "" if flags["debug"] else " Run it again with --debug and report the traceback."
+        out.error({"code": "E_DEFECT", "message": f"This is a defect of Postroom: {summarize(error)}.{hint}"})
+        return REFUSED

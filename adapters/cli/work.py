@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib import import_module
+from pathlib import Path
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from typer import Argument, Option
@@ -17,15 +21,18 @@ from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import (
     DONE,
     MetricsPort,
+    Process,
     WrongUsage,
     end_soon,
     format_duration,
-    load_object,
     parse_duration,
 )
 from postroom.application.metrics import mailbox_monitor
 from postroom.application.text import pluralize
 from postroom.application.threads import cancel_and_wait
+
+T = TypeVar("T")
+
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -194,3 +201,43 @@ def _handler_cells(handler: "HandlerState | None") -> "tuple[str | int | None, .
         return (None,) * 5
     in_use = f"{handler.in_use} of {handler.concurrency}"
     return handler.topic, handler.handler, in_use, handler.handled, handler.failed
+
+
+def _place_of(error: BaseException) -> str:
+    """Return file and line of the user's code that raised, if any, as the end of a sentence."""
+    if isinstance(error, SyntaxError):  # whose text has them
+        return ""
+    others = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen")
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in places if not file.startswith(others)]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+
+
+def load_object(text: str, kind: type[T]) -> T:
+    """Import an object by `module:name`; the working directory comes first, as with `python -m`.
+
+    Raises: WrongUsage when it can't be imported or is of another type.
+    """
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise WrongUsage(
+            f"{text!r} does not name an object of type {kind.__name__}; write MODULE:NAME, such as "
+            "shop.tasks:worker."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    Process.has_user_code = True
+    try:
+        value = import_module(module)
+        for part in name.split("."):
+            value = getattr(value, part)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of the module; an extension in Rust may panic
+        from postroom.application.telemetry import summarize
+
+        said = summarize(error).rstrip(".") + _place_of(error)
+        raise WrongUsage(f"{text} can't be imported: {said}.") from error
+    if not isinstance(value, kind):
+        raise WrongUsage(f"{text} is of type {type(value).__name__}, not {kind.__name__}.")
+    return value

@@ -6,7 +6,7 @@ import socket
 import ssl
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -16,8 +16,15 @@ from typing import Any, Protocol
 
 from postroom.adapters.sockets.address import is_own_or_root, split_address
 from postroom.adapters.sockets.connections import AlertingContext
+from postroom.application.mailbox.groups import Answers
+from postroom.application.messages import MessageDelivery
+from postroom.application.ports.event_log import MailboxOwner
 from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory, Ownership
-from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.errors import (
+    InvalidRequest,
+    Unavailable,
+)
+from postroom.domain.mailbox.commands import Command
 
 NAME = "owner.postroom.invalid"
 _ALWAYS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))
@@ -343,3 +350,50 @@ async def _connect(candidate: tuple[Any, ...]) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+class Engine(MailboxOwner, Protocol):
+    """The owner of a mailbox in this process."""
+
+    def start(self, commands: Sequence[Command], answers: Answers) -> bool:
+        """Queue commands without waiting for their answers; see `MailboxEngine.start`."""
+
+    def is_deliverable(self, topics: Sequence[str]) -> bool:
+        """Return whether a message of one of `topics` may be delivered now."""
+
+    def release(self, deliveries: Sequence[MessageDelivery]) -> None:
+        """Release deliveries whose receivers have given up."""
+
+    async def wait_until_lost(self) -> None:
+        """Return when another process has taken over the mailbox."""
+
+
+class OpenMailbox(Protocol):
+    """A mailbox that this process owns, with its queries as methods."""
+
+    @property
+    def engine(self) -> Engine:
+        """Return its engine."""
+
+
+class OwnerHere:
+    """The owner is this process."""
+
+    def __init__(self, mailbox: OpenMailbox) -> None:
+        self._mailbox = mailbox
+        self.engine = mailbox.engine
+        self.submit = mailbox.engine.submit
+        self.receive = mailbox.engine.receive
+        self.find_message_id = mailbox.engine.find_message_id
+
+    async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        return await getattr(self._mailbox, name)(*arguments, **options)
+
+
+def socket_id(path: Path) -> tuple[int, int] | None:
+    """Return the identity of the socket at a path, which its successors lack, or None."""
+    try:
+        status = path.stat()
+    except OSError:  # whoever opens the store says why it can't be used
+        return None
+    return status.st_ino, status.st_ctime_ns

@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from postroom.adapters.local import protocol
-from postroom.adapters.local.endpoints import bound_path, issue_certificate, set_keepalive, socket_address
+from postroom.adapters.local.endpoints import (
+    Engine,
+    bound_path,
+    issue_certificate,
+    set_keepalive,
+    socket_address,
+)
 from postroom.adapters.local.protocol import Hello
 from postroom.adapters.local.server_connection import Outboxes, ServedConnection, ServedMailbox
-from postroom.adapters.local.shared import Engine
 from postroom.adapters.sockets.address import join_address, listen, resolve, split_address
 from postroom.adapters.sockets.connections import TlsListener, UnauthenticatedConnections
 from postroom.application.ports.lease_store import OwnerAddress, OwnerDirectory

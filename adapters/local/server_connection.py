@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.local import protocol
+from postroom.adapters.local.endpoints import Engine
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, Receiving, frame
-from postroom.adapters.local.shared import OWNER_LOST, Engine
+from postroom.adapters.local.shared import OWNER_LOST
 from postroom.adapters.sockets.address import is_own_or_root
 from postroom.application.caller import call_as
 from postroom.application.mailbox.groups import QueuedAnswers, deliveries_of

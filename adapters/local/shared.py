@@ -5,13 +5,21 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from postroom.adapters.local.client import Deadlines, LocalClient, OwnerGone
-from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
+from postroom.adapters.local.endpoints import (
+    Endpoint,
+    LocalEndpoint,
+    OpenMailbox,
+    OwnerHere,
+    RemoteEndpoint,
+    socket_id,
+)
 from postroom.application.mailbox.groups import Answers, as_known, deliveries_of, releases_of
+from postroom.application.mailbox.outgoing import unless_own
 from postroom.application.messages import MessageDelivery
-from postroom.application.ports.event_log import Accepted, Answer, MailboxOwner
+from postroom.application.ports.event_log import Answer
 from postroom.application.ports.lease_store import Ownership
 from postroom.application.telemetry import logger
 from postroom.application.threads import check_not_forked, has_result
@@ -24,7 +32,7 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Command, Purge, Receive, Redrive, Send
+from postroom.domain.mailbox.commands import Command, Purge, Receive, Redrive
 from postroom.domain.settings import UNCHANGED, SettingsChanges, check_settings
 
 T = TypeVar("T")
@@ -40,45 +48,7 @@ POLL_GROWTH = 1.25
 RETRY_MS = 200
 
 
-class Engine(MailboxOwner, Protocol):
-    """The owner of a mailbox in this process."""
-
-    def start(self, commands: Sequence[Command], answers: Answers) -> bool:
-        """Queue commands without waiting for their answers; see `MailboxEngine.start`."""
-
-    def is_deliverable(self, topics: Sequence[str]) -> bool:
-        """Return whether a message of one of `topics` may be delivered now."""
-
-    def release(self, deliveries: Sequence[MessageDelivery]) -> None:
-        """Release deliveries whose receivers have given up."""
-
-    async def wait_until_lost(self) -> None:
-        """Return when another process has taken over the mailbox."""
-
-
-class OpenMailbox(Protocol):
-    """A mailbox that this process owns, with its queries as methods."""
-
-    @property
-    def engine(self) -> Engine:
-        """Return its engine."""
-
-
-class _Here:
-    """The owner is this process."""
-
-    def __init__(self, mailbox: OpenMailbox) -> None:
-        self._mailbox = mailbox
-        self.engine = mailbox.engine
-        self.submit = mailbox.engine.submit
-        self.receive = mailbox.engine.receive
-        self.find_message_id = mailbox.engine.find_message_id
-
-    async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-        return await getattr(self._mailbox, name)(*arguments, **options)
-
-
-Owner = _Here | LocalClient
+Owner = OwnerHere | LocalClient
 
 
 class OwnerConnection:
@@ -175,7 +145,7 @@ class OwnerConnection:
         """
         check_not_forked(self._process, self.name)
         owner = self._owner
-        if type(owner) is not _Here or (
+        if type(owner) is not OwnerHere or (
             wait_ms and type(commands[0]) is Receive and not owner.engine.is_deliverable(commands[0].topics)
         ):
             return False
@@ -202,9 +172,8 @@ class OwnerConnection:
         async def submit(owner: Owner, is_repeated: bool) -> Sequence[Answer]:
             if not is_repeated:
                 return await owner.submit(commands)
-            repeated = [as_known(each) for each in commands]
-            answers = await owner.submit(repeated)
-            return [_unless_own(*each) for each in zip(answers, commands, strict=True)]
+            answers = await owner.submit([as_known(each) for each in commands])
+            return [unless_own(*each) for each in zip(answers, commands, strict=True)]
 
         return await self._call(submit, is_repeatable=is_repeatable, is_lost=is_lost)
 
@@ -249,7 +218,7 @@ class OwnerConnection:
     @property
     def is_here(self) -> bool:
         """Return whether this process owns the mailbox."""
-        return isinstance(self._owner, _Here)
+        return isinstance(self._owner, OwnerHere)
 
     async def query(self, name: str, *arguments: object, **options: object) -> Any:
         """Return the result of a query of the mailbox, which may wait for `wait_ms`."""
@@ -342,7 +311,7 @@ class OwnerConnection:
         The socket of an owner that was evicted or replaced is left out: it accepts connections until the next
         owner on this host replaces it.
         """
-        socket = None if self._path is None else _socket_id(self._path)
+        socket = None if self._path is None else socket_id(self._path)
         if self._path is None or socket is None or socket == self._stale:
             return False
         client = await self._use_owner(LocalEndpoint(self._path, self.name, self._ownership))
@@ -384,7 +353,8 @@ class OwnerConnection:
             return None
         try:
             if client.has_greeted:
-                await self._check_settings(client)
+                if self._settings != UNCHANGED:
+                    check_settings(self.name, await client.query("get_settings", (), {}), self._settings)
                 self._use(client)
                 await self._name_outboxes(client)
                 await client.ended
@@ -395,11 +365,6 @@ class OwnerConnection:
             logger().warning("mailbox.owner_hangs", mailbox=self.name, owner=client.hanging)
             await self._ownership.evict(self.name, client.hanging)
         return client
-
-    async def _check_settings(self, client: LocalClient) -> None:
-        """Raise SettingsConflict if this process was opened with other settings than the mailbox has."""
-        if self._settings != UNCHANGED:
-            check_settings(self.name, await client.query("get_settings", (), {}), self._settings)
 
     async def _name_outboxes(self, client: LocalClient) -> None:
         if not self._outboxes:
@@ -414,7 +379,7 @@ class OwnerConnection:
     async def _be_owner(self) -> bool:
         """Own the mailbox until another process takes it over."""
         async with self._own(self._settings) as mailbox:
-            owner = _Here(mailbox)
+            owner = OwnerHere(mailbox)
             try:
                 self._use(owner)
                 await mailbox.engine.wait_until_lost()
@@ -430,7 +395,7 @@ class OwnerConnection:
             logger().info(
                 "mailbox.owner_replaced",
                 mailbox=self.name,
-                is_here=isinstance(owner, _Here),
+                is_here=isinstance(owner, OwnerHere),
                 gap_ms=int((asyncio.get_running_loop().time() - self._gone_at) * 1_000),
             )
             self._gone_at = None
@@ -440,19 +405,3 @@ class OwnerConnection:
             self._owner = None
             self._is_available.clear()
             self._gone_at = asyncio.get_running_loop().time()
-
-
-def _socket_id(path: Path) -> tuple[int, int] | None:
-    """Return the identity of the socket at a path, which its successors lack, or None."""
-    try:
-        status = path.stat()
-    except OSError:  # whoever opens the store says why it can't be used
-        return None
-    return status.st_ino, status.st_ctime_ns
-
-
-def _unless_own(answer: Answer, command: Command) -> Answer:
-    """Return the answer to a repeated send: no duplicate if the message is the first attempt's."""
-    if isinstance(command, Send) and not command.has_external_id and isinstance(answer, Accepted):
-        return Accepted(answer.message, answer.duplicate and answer.message != command.message)
-    return answer

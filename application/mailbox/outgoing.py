@@ -6,9 +6,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import NewMessage, Sent
+from postroom.application.ports.event_log import Accepted, Answer
 from postroom.domain.arguments import MAX_TEXT_CHARS, check_any_text, check_int, check_text
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND
 from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.mailbox.commands import Command, Send
 from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import message_id
 from postroom.domain.policy import MAX_DURATION_MS, SECOND_MS
@@ -157,3 +159,10 @@ def name_job(arguments: Mapping[str, Any], new_id: NewId) -> Mapping[str, Any]:
     if arguments.get("job_id", "") is None:
         return {**arguments, "job_id": message_id(new_id().bytes)}
     return arguments
+
+
+def unless_own(answer: Answer, command: Command) -> Answer:
+    """Return the answer to a repeated send: no duplicate if the message is the first attempt's."""
+    if isinstance(command, Send) and not command.has_external_id and isinstance(answer, Accepted):
+        return Accepted(answer.message, answer.duplicate and answer.message != command.message)
+    return answer
