@@ -31,8 +31,9 @@ from postroom.application.outbox.operate import (
     GetOutboxBacklog,
     ListFailedEvents,
     RetryOutboxEvents,
+    relay_monitor,
 )
-from postroom.application.outbox.relay import OutboxRelay, OutboxSettings, relay_monitor
+from postroom.application.outbox.relay import OutboxRelay, OutboxSettings
 from postroom.application.ports.event_log import Clock
 from postroom.application.ports.outbox import SlotState
 from postroom.application.threads import background_task

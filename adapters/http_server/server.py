@@ -11,7 +11,7 @@ from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import END_SECONDS, HttpConnection, State, end_writing
+from postroom.adapters.http_server.connection import HttpConnection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
@@ -31,7 +31,7 @@ from postroom.adapters.sockets.address import (
     unlink,
     url,
 )
-from postroom.adapters.sockets.connections import TlsListener
+from postroom.adapters.sockets.connections import END_SECONDS, TlsListener, end_writing
 from postroom.adapters.sockets.tls import ServerTls
 from postroom.application.service import Service, Surface, SurfaceMetrics
 from postroom.application.telemetry import logger

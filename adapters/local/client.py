@@ -109,6 +109,11 @@ class LocalClient(asyncio.Protocol):
         return client
 
     @property
+    def has_served(self) -> bool:
+        """Return whether the owner greeted, and did not hang."""
+        return self.has_greeted and self.hanging is None
+
+    @property
     def has_greeted(self) -> bool:
         """Return whether the owner has greeted."""
         return self._greeting.done()

@@ -109,11 +109,8 @@ class OwnerConnection:
         """
         self._task = asyncio.create_task(self._stay_connected(), name=f"connection to mailbox {self.name}")
         available = asyncio.ensure_future(self._is_available.wait())
-        await asyncio.wait(
-            [self._task, available],
-            timeout=self._timeout_ms / 1_000,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        seconds = self._timeout_ms / 1_000
+        await asyncio.wait([self._task, available], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         was_available = available.done()  # it may be gone again, and calls wait for the next one
         available.cancel()
         if was_available:
@@ -317,7 +314,7 @@ class OwnerConnection:
         client = await self._use_owner(LocalEndpoint(self._path, self.name, self._ownership))
         if client is not None and (client.hanging is not None or client.is_replaced):
             self._stale = socket
-        return self._was_served_by(client)
+        return client is not None and client.has_served
 
     async def _be_owner_or_use_remote_one(self) -> bool:
         """Own the mailbox, or send calls to its owner on another host; return whether either was done.
@@ -334,14 +331,10 @@ class OwnerConnection:
             raise owned
         try:
             endpoint = RemoteEndpoint(self.name, address, directory, self._ownership)
-            return self._was_served_by(await self._use_owner(endpoint))
+            client = await self._use_owner(endpoint)
+            return client is not None and client.has_served
         except Unavailable as error:
             raise MailboxOwned(self.name, f"{owned.owner}. {error}") from error
-
-    @staticmethod
-    def _was_served_by(client: LocalClient | None) -> bool:
-        """Return whether a connection that has ended was to an owner that answered."""
-        return client is not None and client.has_greeted and client.hanging is None
 
     async def _use_owner(self, endpoint: Endpoint) -> LocalClient | None:
         """Send calls to the owner in another process until it is gone; return None if nobody listens.
@@ -367,10 +360,9 @@ class OwnerConnection:
         return client
 
     async def _name_outboxes(self, client: LocalClient) -> None:
-        if not self._outboxes:
-            return
         try:
-            await client.relay(self._outboxes)
+            if self._outboxes:
+                await client.relay(self._outboxes)
         except OwnerGone:  # the next one is told
             pass
         except PostroomError as error:

@@ -278,3 +278,103 @@ async def _send_last(peer: socket.socket, data: bytes) -> None:
             peer.shutdown(socket.SHUT_WR)
             while await loop.sock_recv(peer, 65_536):
                 pass
+
+
+MAX_BYTES = 64 << 10
+END_SECONDS = 1.0
+
+
+def end_writing(transport: asyncio.Transport) -> None:
+    """Tell the client that nothing more follows; it may still send."""
+    if transport.can_write_eof():  # TLS has no such half-close
+        with suppress(OSError):  # the client has reset the connection since the last write
+            transport.write_eof()
+
+
+class WriteBuffer:
+    """Transport that sends the head and the body of an answer by one system call.
+
+    uvicorn writes them one after the other, and a write to a socket costs more than all else that it does for
+    an answer. From `MAX_BYTES` on nothing is held back, so that a client that does not read is noticed.
+
+    Arguments:
+        seconds: time for the client to read the rest when the connection is closed.
+
+    Attributes:
+        lingers: the client is still sending a request, so `close` does as `end`.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._seconds = seconds
+        self._aborting: asyncio.TimerHandle | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._has_ended = False
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes at the end of this turn of the loop at the latest."""
+        if self._has_ended:
+            return
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size >= MAX_BYTES:
+            self._flush()
+
+    def write_now(self, data: bytes) -> None:
+        """Send the last bytes of an answer, which nothing is to be sent with."""
+        (self if self._pieces or self.is_closing() else self._transport).write(data)
+
+    def close(self) -> None:
+        """Send the written data, and close; a client that does not read it keeps no connection."""
+        if self.lingers:
+            self.end()
+            return
+        self._flush()
+        self._transport.close()
+        if self._aborting is None:
+            self._aborting = self._loop.call_later(self._seconds, self._transport.abort)
+
+    def end(self) -> None:
+        """Send the written data, and close when the client has closed, or after 1 s.
+
+        Ignore further data from the client. Bytes that reach a closed socket reset the connection, and then
+        the client might not see the answer (RFC 9112, 9.6).
+        """
+        if self.is_closing():
+            return
+        self._flush()
+        self._has_ended = True
+        end_writing(self._transport)
+        self._transport.resume_reading()
+        if self._aborting is None:
+            self._aborting = self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def lost(self) -> None:
+        """Forget the connection, which is closed."""
+        if self._aborting is not None:
+            self._aborting.cancel()
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is to be read or written."""
+        return self._has_ended or self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Close without sending."""
+        self._pieces.clear()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+            if not self._transport.is_closing():  # the client may have gone since
+                self._transport.write(data)

@@ -1,13 +1,17 @@
-"""Queries on an outbox, and commands of operators on events that can't be published."""
+"""Queries on an outbox, the monitor of its relay, and commands of operators on events that can't be published."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from postroom.application.messaging import BacklogGauges, backlog_monitor, by_event_type
+from postroom.application.metrics import Metric, Monitor
 from postroom.application.outbox.capture import NOT_READ, held_form
 from postroom.application.outbox.events import decide_on
+from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.ports.event_log import Clock
 from postroom.application.ports.outbox import (
     PARTITIONS,
@@ -248,3 +252,49 @@ def _failed_event(event: OutboxEvent) -> FailedEvent:
 
 def _time(at: int | None) -> datetime | None:
     return None if at is None else _EPOCH + timedelta(microseconds=at)
+
+
+_GAUGES: Final = BacklogGauges(
+    "postroom_outbox", "Unpublished events.", "Age of the oldest unpublished event; 0 without one."
+)
+
+
+def relay_monitor(
+    relay: OutboxRelay,
+    context: str,
+    get_backlog: Callable[[], Awaitable[Backlog]],
+    wall: Callable[[], int],
+    stream_metrics: Callable[[], Sequence[Metric]],
+    is_connected: Callable[[], bool],
+) -> Monitor:
+    """Return the monitor of a relay.
+
+    Arguments:
+        get_backlog: counts the unpublished events, over a connection of its own.
+        wall: the wall clock, µs.
+        stream_metrics: metrics of the connection to the stream.
+        is_connected: returns whether the stream can be reached.
+    """
+
+    def collect_counts(labels: dict[str, str]) -> list[Metric]:
+        counts = relay.counts
+        return [
+            by_event_type(
+                "postroom_outbox_published",
+                "Events published, by event type.",
+                labels,
+                relay.published_by_type,
+            ),
+            Metric(
+                "postroom_outbox_failed",
+                "counter",
+                "Attempts to publish that failed and are repeated.",
+                [(labels, counts.failed)],
+            ),
+            Metric("postroom_outbox_parked", "counter", "Events set aside.", [(labels, counts.parked)]),
+            *stream_metrics(),
+        ]
+
+    return backlog_monitor(
+        context, collect_counts, _GAUGES, get_backlog, wall, is_connected, ("relay", relay.progress)
+    )

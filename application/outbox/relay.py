@@ -2,20 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from postroom.application.messaging import BacklogGauges, backlog_monitor, by_event_type
-from postroom.application.metrics import Metric, Monitor, Progress, count_label
+from postroom.application.metrics import Progress, count_label
 from postroom.application.outbox.events import decide_on
 from postroom.application.outbox.formats import EventRoute, FormatName, MessageFormat, PostroomFormat
 from postroom.application.ports.event_log import Clock, Hints
 from postroom.application.ports.outbox import (
     PARTITIONS,
-    Backlog,
     Kind,
     NotStored,
     OutboxClaim,
@@ -365,49 +363,3 @@ class OutboxRelay:
             await asyncio.wait(waits, timeout=ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait(*waits)
-
-
-_GAUGES: Final = BacklogGauges(
-    "postroom_outbox", "Unpublished events.", "Age of the oldest unpublished event; 0 without one."
-)
-
-
-def relay_monitor(
-    relay: OutboxRelay,
-    context: str,
-    get_backlog: Callable[[], Awaitable[Backlog]],
-    wall: Callable[[], int],
-    stream_metrics: Callable[[], Sequence[Metric]],
-    is_connected: Callable[[], bool],
-) -> Monitor:
-    """Return the monitor of a relay.
-
-    Arguments:
-        get_backlog: counts the unpublished events, over a connection of its own.
-        wall: the wall clock, µs.
-        stream_metrics: metrics of the connection to the stream.
-        is_connected: returns whether the stream can be reached.
-    """
-
-    def collect_counts(labels: dict[str, str]) -> list[Metric]:
-        counts = relay.counts
-        return [
-            by_event_type(
-                "postroom_outbox_published",
-                "Events published, by event type.",
-                labels,
-                relay.published_by_type,
-            ),
-            Metric(
-                "postroom_outbox_failed",
-                "counter",
-                "Attempts to publish that failed and are repeated.",
-                [(labels, counts.failed)],
-            ),
-            Metric("postroom_outbox_parked", "counter", "Events set aside.", [(labels, counts.parked)]),
-            *stream_metrics(),
-        ]
-
-    return backlog_monitor(
-        context, collect_counts, _GAUGES, get_backlog, wall, is_connected, ("relay", relay.progress)
-    )

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from postroom.adapters.http_server.connection import WriteBuffer
+from postroom.adapters.sockets.connections import WriteBuffer
 from tests.support.waiting import until
 
 
