@@ -83,3 +83,11 @@ def parse_weights(value: object) -> dict[str, int] | None:
     except ValueError:
         return None
     return weights if len(weights) == len(pairs) else None
+
+
+def span(us: int) -> str:
+    """Return a duration in its largest unit."""
+    for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000)):
+        if us >= size:
+            return f"{us / size:.3g} {unit}"
+    return f"{us / 1_000:.3g} ms"

@@ -1,4 +1,4 @@
-"""Queries on an outbox, the monitor of its relay, and commands of operators on events that can't be published."""
+"""Queries on an outbox, the monitor of its relay, and commands of operators on its failed events."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta

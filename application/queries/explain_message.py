@@ -8,20 +8,13 @@ from postroom.application.mailbox.stored_snapshots import fold, refuse_altered_r
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.get_message import read_message
-from postroom.application.queries.mailbox_past import first_settings
+from postroom.application.queries.mailbox_past import first_settings, with_policies
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
+from postroom.application.text import span
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.events import MailboxEvent, OwnershipTaken, StoredSettings
 from postroom.domain.mailbox.topic import WaitReason
-from postroom.domain.message import (
-    DEFAULT_PRIORITY,
-    READY,
-    DeadReason,
-    ExpiryReason,
-    MessageEvent,
-    MessageSent,
-)
+from postroom.domain.message import DEFAULT_PRIORITY, READY, DeadReason, ExpiryReason, MessageSent
 from postroom.domain.message_history import (
     LogPosition,
     MessageHistory,
@@ -35,8 +28,6 @@ from postroom.domain.message_history import (
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.settings import resolve_policy, shared_limits_of
-
-HistoryItem = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
 
 
 class ExplainMessage:
@@ -65,7 +56,7 @@ class ExplainMessage:
             key=lambda item: item[0],
         )
         settings = first_settings(log)
-        history = trace(_with_policies(sent.topic, items, settings))  # type: ignore[arg-type]  # `records` are one message's
+        history = trace(with_policies(sent.topic, items, settings))  # type: ignore[arg-type]  # `records` are one message's
         assert history is not None
         for record in own:
             settings = settings.after(record.event)
@@ -82,24 +73,11 @@ class ExplainMessage:
             if message is not None and message.status == READY:
                 reason = mailbox.topics[sent.topic].waits_for(message, self._now())
                 if reason == "topic_limit" and section is not None:
-                    return (
-                        f"until a limit of section {section} allows it (shared_limits, max_in_flight, rate)"
-                    )
+                    limits = "shared_limits, max_in_flight, rate"
+                    return f"until a limit of section {section} allows it ({limits})"
                 if reason is not None:
                     return _WAITS[reason]
         return "for a consumer to receive it"
-
-
-def _with_policies(
-    topic: str, items: Iterator[tuple[int, int, MessageEvent | MailboxEvent]], settings: StoredSettings
-) -> Iterator[HistoryItem]:
-    policy = resolve_policy(settings.settings, topic)
-    for position, epoch, event in items:
-        if isinstance(event, MailboxEvent):
-            settings = settings.after(event)
-            policy = resolve_policy(settings.settings, topic)
-        if isinstance(event, MessageEvent | OwnershipTaken):
-            yield position, epoch, event, policy
 
 
 def explain(
@@ -175,7 +153,7 @@ def _original_topic(sent: MessageSent) -> str:
 def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
     yield _step(
         delivery.entry,
-        f"Delivered {_to(delivery)}as attempt {delivery.attempt}, hidden for {_span(delivery.visibility)}, "
+        f"Delivered {_to(delivery)}as attempt {delivery.attempt}, hidden for {span(delivery.visibility)}, "
         f"until {rfc3339(delivery.entry.at + delivery.visibility)}.",
     )
     for extension in delivery.extensions:
@@ -190,13 +168,13 @@ def _delivery(delivery: PastDelivery) -> Iterator[HistoryStep]:
             f"{_ended(delivery)}. {_requeued(delivery.outcome.entry, delivery.outcome.due)}",
         )
     elif delivery.outcome is not None and delivery.outcome.kind == "acked":
-        duration = _span(delivery.outcome.entry.at - delivery.entry.at)
+        duration = span(delivery.outcome.entry.at - delivery.entry.at)
         yield _step(delivery.outcome.entry, f"Acked by its consumer after {duration}; it is settled.")
     if delivery.late_ack is not None:
         late = delivery.late_ack.at - delivery.deadline
         yield _step(
             delivery.late_ack,
-            f"Acked by its consumer {_span(late)} after the visibility timeout; it had not been received "
+            f"Acked by its consumer {span(late)} after the visibility timeout; it had not been received "
             "again, so the ack is valid and it is settled.",
         )
 
@@ -240,7 +218,7 @@ def _ended(delivery: PastDelivery) -> str:
     """Return how a delivery failed, as a sentence without the full stop."""
     outcome = delivery.outcome
     assert outcome is not None
-    duration = _span(outcome.entry.at - delivery.entry.at)
+    duration = span(outcome.entry.at - delivery.entry.at)
     if outcome.kind == "nacked":
         reason = f": {outcome.error}" if outcome.error else ", without a reason"
         return f"Nacked by its consumer after {duration}{reason}"
@@ -248,8 +226,7 @@ def _ended(delivery: PastDelivery) -> str:
         reason = f": {outcome.error}" if outcome.error else ""
         return f"Released by its consumer after {duration}, which counts no attempt{reason}"
     ended = f"Its visibility timeout ended at {rfc3339(delivery.deadline)} without ack, nack or extend"
-    after = [each for each in delivery.takeovers if each.entry.at > delivery.deadline]
-    if after:
+    if after := [each for each in delivery.takeovers if each.entry.at > delivery.deadline]:
         ended += (
             f"; no process owned the mailbox then, and {after[0].owner} detected it when it took over "
             f"(epoch {after[0].entry.epoch}, position {after[0].entry.position})"
@@ -259,7 +236,7 @@ def _ended(delivery: PastDelivery) -> str:
 
 def _requeued(entry: LogPosition, due: int) -> str:
     if due > entry.at:
-        return f"It is delayed by {_span(due - entry.at)}; it may be delivered again from {rfc3339(due)} on."
+        return f"It is delayed by {span(due - entry.at)}; it may be delivered again from {rfc3339(due)} on."
     return "It was ready again immediately."
 
 
@@ -344,7 +321,7 @@ def _end(delivery: PastDelivery) -> tuple[str | None, LogPosition | None]:
 
 
 def _why(number: int, delivery: PastDelivery, each: Round, before: PastDelivery | None) -> str:
-    waited = _span(delivery.entry.at - delivery.available)
+    waited = span(delivery.entry.at - delivery.available)
     if before is None:
         return f"It was sent at position {each.entry.position} and was ready for {waited}."
     last = f"{number - 1} (position {before.entry.position}, {rfc3339(before.entry.at)})"
@@ -393,9 +370,8 @@ def _current_state(history: MessageHistory, now: int, waits_for: Callable[[], st
 
 
 def _in_flight(latest: PastDelivery, now: int) -> str:
-    where = (
-        f"It is in flight: delivered {_to(latest)}as attempt {latest.attempt} at {rfc3339(latest.entry.at)}"
-    )
+    at = rfc3339(latest.entry.at)
+    where = f"It is in flight: delivered {_to(latest)}as attempt {latest.attempt} at {at}"
     if latest.deadline <= now:
         return (
             f"{where}. Its visibility timeout ended at {rfc3339(latest.deadline)}, so it is requeued as soon "
@@ -423,11 +399,3 @@ def _waiting(current: Round, latest: PastDelivery | None, now: int, waits_for: C
 
 def _step(entry: LogPosition, text: str) -> HistoryStep:
     return HistoryStep(entry.position, rfc3339(entry.at) or "", text)
-
-
-def _span(us: int) -> str:
-    """Return a duration in its largest unit."""
-    for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000)):
-        if us >= size:
-            return f"{us / size:.3g} {unit}"
-    return f"{us / 1_000:.3g} ms"

@@ -225,3 +225,19 @@ class LogTime:
             if isinstance(event, OwnershipTaken):
                 return ClockReading(event.boot, event.uptime, event.at)
         return fold(self._log).clock
+
+
+HistoryItem = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
+
+
+def with_policies(
+    topic: str, items: Iterator[tuple[int, int, MessageEvent | MailboxEvent]], settings: StoredSettings
+) -> Iterator[HistoryItem]:
+    """Yield the events of a message and the take-overs of its mailbox, each with the topic's policy then."""
+    policy = resolve_policy(settings.settings, topic)
+    for position, epoch, event in items:
+        if isinstance(event, MailboxEvent):
+            settings = settings.after(event)
+            policy = resolve_policy(settings.settings, topic)
+        if isinstance(event, MessageEvent | OwnershipTaken):
+            yield position, epoch, event, policy
