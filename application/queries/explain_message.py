@@ -290,28 +290,26 @@ _WAITS: Mapping[WaitReason, str] = {
 
 def _deliveries(history: MessageHistory) -> Iterator[DeliveryExplanation]:
     before: PastDelivery | None = None
-    number = 0
-    for each in history.rounds:
-        for delivery in each.deliveries:
-            number += 1
-            kind, entry = _end(delivery)
-            yield DeliveryExplanation(
-                number,
-                delivery.attempt,
-                delivery.entry.position,
-                rfc3339(delivery.entry.at) or "",
-                delivery.consumer,
-                delivery.entry.epoch,
-                rfc3339(delivery.deadline) or "",
-                kind,
-                entry.position if entry is not None else None,
-                rfc3339(entry.at) if entry is not None else None,
-                delivery.outcome.error if delivery.outcome is not None else None,
-                _why(number, delivery, each, before),
-                delivery.principal,
-                delivery.capability,
-            )
-            before = delivery
+    pairs = ((each, delivery) for each in history.rounds for delivery in each.deliveries)
+    for number, (each, delivery) in enumerate(pairs, 1):
+        kind, entry = _end(delivery)
+        yield DeliveryExplanation(
+            number,
+            delivery.attempt,
+            delivery.entry.position,
+            rfc3339(delivery.entry.at) or "",
+            delivery.consumer,
+            delivery.entry.epoch,
+            rfc3339(delivery.deadline) or "",
+            kind,
+            entry.position if entry is not None else None,
+            rfc3339(entry.at) if entry is not None else None,
+            delivery.outcome.error if delivery.outcome is not None else None,
+            _why(number, delivery, each, before),
+            delivery.principal,
+            delivery.capability,
+        )
+        before = delivery
 
 
 def _end(delivery: PastDelivery) -> tuple[str | None, LogPosition | None]:
