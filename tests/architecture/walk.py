@@ -54,7 +54,7 @@ LIMITS = {
     "send": Walk(25, 105, 3),
     "receive": Walk(23, 101, 2),
     "nack": Walk(20, 103, 2),
-    "HTTP receive": Walk(36, 184, 3),
+    "HTTP receive": Walk(38, 184, 3),
     "gRPC ack over a proxy": Walk(36, 157, 4),
     "console search": Walk(39, 195, 4),
     "CLI send": Walk(78, 433, 19),
