@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
 
 import pytest
@@ -336,14 +336,24 @@ def empty_database(create_database: "CreateDatabase") -> str:
     return create_database(None)
 
 
-@pytest.fixture(scope="session")
-def messaging_template(create_shared_database: "CreateDatabase") -> str:
-    """The address of a database with the tables of outbox and inbox, a template that is never written to."""
-    from postroom.adapters.postgres.migrate import migrate
+def _template(component: str) -> Any:
+    """A fixture: the address of a database with the tables of a component, a template never written to."""
 
-    url = create_shared_database(None)
-    migrate(url, "messaging")
-    return url
+    @pytest.fixture(scope="session")
+    def template(create_shared_database: "CreateDatabase") -> str:
+        from postroom.adapters.postgres.migrate import migrate
+
+        url = create_shared_database(None)
+        migrate(url, component)
+        return url
+
+    return template
+
+
+messaging_template = _template("messaging")
+lease_template = _template("leases")
+keys_template = _template("keys")
+postgres_store_template = _template("store")
 
 
 @pytest.fixture
@@ -362,46 +372,16 @@ def engine(messaging_database: str) -> "Iterator[sqlalchemy.Engine]":
     made.dispose()
 
 
-@pytest.fixture(scope="session")
-def lease_template(create_shared_database: "CreateDatabase") -> str:
-    """The address of a database with the tables of leases, a template that is never written to."""
-    from postroom.adapters.postgres.migrate import migrate
-
-    url = create_shared_database(None)
-    migrate(url, "leases")
-    return url
-
-
 @pytest.fixture
 def lease_database(create_database: "CreateDatabase", lease_template: str) -> str:
     """The address of an empty lease store in PostgreSQL."""
     return create_database(lease_template)
 
 
-@pytest.fixture(scope="session")
-def keys_template(create_shared_database: "CreateDatabase") -> str:
-    """The address of a database with the tables of a key store, a template that is never written to."""
-    from postroom.adapters.postgres.migrate import migrate
-
-    url = create_shared_database(None)
-    migrate(url, "keys")
-    return url
-
-
 @pytest.fixture
 def keys_database(create_database: "CreateDatabase", keys_template: str) -> str:
     """The address of a database for a key store, which is still to be created."""
     return create_database(keys_template)
-
-
-@pytest.fixture(scope="session")
-def postgres_store_template(create_shared_database: "CreateDatabase") -> str:
-    """The address of an empty PostgreSQL store, a template that is never written to."""
-    from postroom.adapters.postgres.migrate import migrate
-
-    url = create_shared_database(None)
-    migrate(url, "store")
-    return url
 
 
 @pytest.fixture
