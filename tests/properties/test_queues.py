@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.mailbox import topic
+from postroom.domain.mailbox import queues
 from postroom.domain.mailbox.queues import Shard, Timers
 from postroom.domain.message import READY, Message
 
@@ -37,7 +37,7 @@ def test_a_shard_delivers_the_messages_that_are_due_in_the_order_in_which_they_w
     steps: list[tuple[str, int, int]],
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topic, "MAX_STALE", 2)
+        patch.setattr(queues, "MAX_STALE", 2)
         shard, now, position = Shard(), AT, 0
         waiting: dict[int, Message] = {}
         away: list[Message] = []
