@@ -19,18 +19,17 @@ from tests.conformance.read_models_activity import ActivityConformance
 from tests.projections.histories import (
     POISON,
     STORY,
-    Operate,
     Receive,
     Send,
     Settle,
     Step,
     Store,
-    Wait,
     build_without_spark,
     live,
     reference,
 )
 from tests.support.fixtures import CreateDatabase
+from tests.support.steps import Operate, Wait
 
 INGESTED = NewMessage(
     topic="shop", payload=b"", message_id="order-1", attrs={ORIGINAL_SUBJECT: "orders.placed"}

@@ -38,6 +38,7 @@ from postroom.projections.tasks import RebuildTasks
 from tests.projections.local_runner import LocalRunner
 from tests.projections.reference import ReadModels, fold
 from tests.support.clocks import ManualClock
+from tests.support.steps import Operate, Wait
 
 START_US = 1_750_000_000_000_000
 POLICY = TopicPolicy(
@@ -67,17 +68,6 @@ class Receive:
 class Settle:
     how: str
     which: int
-
-
-@dataclass(frozen=True)
-class Operate:
-    how: str
-    topic: str
-
-
-@dataclass(frozen=True)
-class Wait:
-    ms: int
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pytest
 from postroom.application.ingest.redrive import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
 from tests.projections.folding import folded, lived
-from tests.projections.histories import POISON, START_US, Operate, Receive, Send, Settle, Step, Wait
+from tests.projections.histories import POISON, START_US, Receive, Send, Settle, Step
 from tests.projections.reference import fold
+from tests.support.steps import Operate, Wait
 
 REDRIVE = Operate("redrive", "shop")
 

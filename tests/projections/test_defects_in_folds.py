@@ -12,8 +12,9 @@ from postroom.projections.log_reader import LogExtent
 from postroom.projections.models import activity, backlog, messages
 from postroom.projections.projection import load_projections
 from tests.projections.folding import Logs, folded, lived
-from tests.projections.histories import POISON, STORY, Operate, Receive, Settle, Step, Wait
+from tests.projections.histories import POISON, STORY, Receive, Settle, Step
 from tests.projections.reference import fold
+from tests.support.steps import Operate, Wait
 
 SIZES = [3, 1, 7]
 Patch = Callable[[pytest.MonkeyPatch], None]

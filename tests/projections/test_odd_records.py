@@ -21,7 +21,6 @@ from tests.projections.folding import fold_frames, folded, frame_schema, lived, 
 from tests.projections.histories import (
     POISON,
     STORY,
-    Operate,
     Receive,
     Send,
     Settle,
@@ -35,6 +34,7 @@ from tests.projections.histories import (
 )
 from tests.projections.reference import fold
 from tests.support.examples import examples
+from tests.support.steps import Operate
 
 MAILBOX = "main@test"
 INT64 = 2**63 - 1

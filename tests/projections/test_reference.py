@@ -7,18 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.application.messages import NewMessage
-from tests.projections.histories import (
-    POISON,
-    STORY,
-    Operate,
-    Send,
-    Step,
-    Wait,
-    live,
-    reference,
-    steps,
-)
+from tests.projections.histories import POISON, STORY, Send, Step, live, reference, steps
 from tests.support.examples import examples
+from tests.support.steps import Operate, Wait
 
 MAILBOX = "main@test"
 

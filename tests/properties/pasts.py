@@ -16,6 +16,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.steps import Operate, Wait
 from tests.support.stores import Place, message
 
 POLICY = TopicPolicy(
@@ -58,17 +59,6 @@ class Settle:
     how: str
     which: int
     delay_ms: int | None = None
-
-
-@dataclass(frozen=True)
-class Operate:
-    how: str
-    topic: str
-
-
-@dataclass(frozen=True)
-class Wait:
-    ms: int
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,18 @@ from postroom.domain.policy_grid import simulate_grid
 from postroom.domain.policy_simulation import observe, simulate
 from tests.properties.pasts import (
     POLICY,
-    Operate,
     Past,
     Receive,
     Send,
     Settle,
     Step,
-    Wait,
     as_time,
     histories,
     live,
     without_retention,
 )
 from tests.properties.tracing import message_histories
+from tests.support.steps import Operate, Wait
 from tests.support.stores import memory_place
 
 SAME = Changes(

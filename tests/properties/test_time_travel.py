@@ -18,7 +18,6 @@ from postroom.domain.mailbox.evolve import evolve
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import TopicPolicy
 from tests.properties.pasts import (
-    Operate,
     Past,
     Receive,
     Reopen,
@@ -27,13 +26,13 @@ from tests.properties.pasts import (
     Send,
     Settle,
     Step,
-    Wait,
     as_time,
     histories,
     live,
     without_retention,
 )
 from tests.support.snapshots import take_snapshot
+from tests.support.steps import Operate, Wait
 from tests.support.stores import MAILBOX, memory_place, postgres_place, sqlite_place
 
 
