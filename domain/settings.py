@@ -64,7 +64,11 @@ class MailboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {} if self.searches is msgspec.UNSET else self.searches
 
     def with_searches(self, searches: Searches) -> "MailboxSettings":
-        """Return these settings with other saved searches, by id, or none."""
+        """Return these settings with other saved searches, or none.
+
+        Arguments:
+            searches: by their ids.
+        """
         return msgspec.structs.replace(self, searches=searches or msgspec.UNSET)
 
     def validate(self) -> "MailboxSettings":
@@ -223,9 +227,7 @@ def changed_settings(before: SettingsChanges, after: SettingsChanges) -> Setting
 
 def resolve_policy(settings: MailboxSettings, topic: str) -> TopicPolicy:
     """Return the policy of a topic: the default, changed by the sections that match, in their order."""
-    fields: dict[str, PolicyValue] = {}
-    for _, section in sections_of(settings, topic):
-        fields |= section
+    fields = {name: value for _, section in sections_of(settings, topic) for name, value in section.items()}
     return msgspec.structs.replace(settings.default_policy, **fields) if fields else settings.default_policy
 
 
@@ -291,8 +293,7 @@ def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChan
 
     Raises: SettingsConflict naming each difference.
     """
-    differences = tuple(_differences(stored, settings))
-    if differences:
+    if differences := tuple(_differences(stored, settings)):
         raise SettingsConflict(mailbox, differences)
 
 

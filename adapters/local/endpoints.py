@@ -387,6 +387,7 @@ class OwnerHere:
         self.find_message_id = mailbox.engine.find_message_id
 
     async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Return the result of a query of the mailbox, by its name."""
         return await getattr(self._mailbox, name)(*arguments, **options)
 
 
