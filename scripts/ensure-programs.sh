@@ -12,8 +12,8 @@ has() {
 }
 
 missing=
-has chromium chromium-browser google-chrome ||
-    missing="chromium fonts-dejavu-core fonts-liberation" # without fonts pages would show boxes
+has chromium-headless-shell chromium chromium-browser google-chrome ||
+    missing="chromium-headless-shell fonts-dejavu-core fonts-liberation" # without fonts pages would show boxes
 has promtool || missing="$missing prometheus"
 has pgbouncer || missing="$missing pgbouncer"
 has rabbitmq-server || missing="$missing rabbitmq-server"

@@ -312,7 +312,8 @@ async def book(message: ReceivedMessage) -> None:
 
 def show_shop(session: Session) -> None:
     """Serve the console of the shop, which refuses all changes, until interrupted; then remove the shop."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the folder is removed
+    # It ends like an interrupt, which cancels what asyncio runs, so that the folder is removed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with TemporaryDirectory(prefix="postroom-demo-") as folder:
         store = str(Path(folder) / "shop.db")
         session.out.note("Making a shop with a week of orders.")

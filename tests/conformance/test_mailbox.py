@@ -35,6 +35,8 @@ from tests.support.namespaces import open_namespace
 from tests.support.stores import MAILBOX, message
 
 RELAXED = OwnerSettings(durability="relaxed")
+STORES = ["sqlite", *(pytest.param(each, marks=pytest.mark.extended) for each in ("postgres", "jetstream"))]
+"""Stores of a surface that calls owners, which do the rest and have their own tests on every store."""
 
 
 def store_of(request: pytest.FixtureRequest, folder: Path) -> str:
@@ -106,7 +108,7 @@ class TestSharedMailboxOfItsOwner(MailboxConformance):
 
 
 class TestSharedMailboxOfAnother(MailboxConformance):
-    @pytest.fixture(params=["sqlite", "postgres", "jetstream"])
+    @pytest.fixture(params=STORES)
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         store = store_of(request, tmp_path)
         async with (
@@ -160,7 +162,7 @@ class TestNamespaceOfAStore(MailboxConformance):
         TestNamespaceOfSeveralMailboxes.test_the_backlog_is_counted_now_and_as_it_was
     )
 
-    @pytest.fixture(params=["sqlite", "postgres", "jetstream"])
+    @pytest.fixture(params=STORES)
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         store, namespace = store_of(request, tmp_path), MAILBOX.partition("@")[0]
         first, second, _ = await create_namespace(store, namespace, 3, RELAXED)

@@ -280,7 +280,7 @@ def test_order_limits_and_subscriptions_hold_while_owners_are_killed(store: str,
     print(f"{len(take_overs)} take-overs, {most} messages in flight, {copies}: {sorted(take_overs)}")
 
 
-@pytest.fixture(params=["sqlite", "postgres", "jetstream"])
+@pytest.fixture(params=["sqlite", "postgres", pytest.param("jetstream", marks=pytest.mark.extended)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "store.db")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import Phase, given, settings, target
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import codec, command_enricher, group_decider, groups
@@ -379,5 +380,5 @@ def test_the_comparison_finds(defect: Defect, monkeypatch: pytest.MonkeyPatch) -
         for cache_bytes in CACHES:
             asyncio.run(compare(groups, policy, cache_bytes))
 
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, FlakyFailure)):  # flaky if it depends on which task runs first
         search()
