@@ -42,7 +42,7 @@ def test_a_mailbox_in_jetstream_survives_every_fault() -> None:
     print(figures)
 
 
-FOUND_BY = {"fence-omitted": 3 * ["write_late"], "unknown-outcome-believed": ["kill_leader", "pause_quorum"]}
+FOUND_BY = {"fence-omitted": 6 * ["write_late"], "unknown-outcome-believed": ["kill_leader", "pause_quorum"]}
 
 
 @pytest.mark.extended
