@@ -4,11 +4,9 @@ The JSON API of JetStream preserves fields without a definition.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
 from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
@@ -21,6 +19,9 @@ from postroom.adapters.nats.definitions import (
     with_defaults,
 )
 from postroom.domain.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:  # settings of every command are read with this module, and the client of NATS is an extra
+    from nats.aio.client import Client
 
 MAX_DELIVER = "postroom.max_deliver"
 """Key of a consumer's metadata: attempts after which the worker dead-letters a message."""
@@ -63,7 +64,7 @@ class JetStreamStreams:
     Raises: Unavailable when the server can't be reached or can't answer.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: "Client") -> None:
         self._client = client
 
     async def find_stream(self, name: str) -> StreamDefinition | None:
@@ -194,6 +195,8 @@ class JetStreamStreams:
             raise InvalidRequest(f"{what} is refused by NATS: {refused}; {hint}.") from refused
 
     async def _ask(self, where: str, request: Mapping[str, Any] | None) -> dict[str, Any]:
+        from nats.errors import Error as NatsError
+
         body = b"" if request is None else msgspec.json.encode(request)
         try:
             message = await self._client.request(f"{_API}.{where}", body, timeout=_TIMEOUT_SECONDS)
