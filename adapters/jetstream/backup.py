@@ -102,7 +102,7 @@ LastEvents = Callable[[str], Iterator[LastEvent]]
 """Returns the last events of a mailbox's messages that its index has, in the order of their positions."""
 
 
-class _Loading:
+class _LogLoader:
     """A log that is restored; its commits get the additions to the index, which is made of commits here."""
 
     def __init__(self, log: JetStreamEventLog, last_events: Iterator[LastEvent]) -> None:
@@ -140,7 +140,7 @@ class JetStreamStoreLoader(StoreLoader):
         self._state = state
         self._token = token
         self._last_events = last_events
-        self._logs: dict[str, _Loading] = {}
+        self._logs: dict[str, _LogLoader] = {}
 
     def log(self, mailbox: str) -> JetStreamEventLog:
         """Return a log that was added."""
@@ -155,7 +155,7 @@ class JetStreamStoreLoader(StoreLoader):
         if first > 1:
             self._state.remove_through(mailbox, first - 1, 0)
         log = JetStreamEventLog(self._streams, mailbox, durable=False, restoration=self._token)
-        self._logs[mailbox] = _Loading(log, self._last_events(mailbox))
+        self._logs[mailbox] = _LogLoader(log, self._last_events(mailbox))
 
     def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
         self._logs[mailbox].append(commits)
