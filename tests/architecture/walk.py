@@ -52,7 +52,7 @@ class Walk(NamedTuple):
 
 LIMITS = {
     "send": Walk(25, 105, 3),
-    "receive": Walk(23, 101, 2),
+    "receive": Walk(23, 102, 2),
     "nack": Walk(20, 103, 2),
     "HTTP receive": Walk(38, 184, 3),
     "gRPC ack over a proxy": Walk(36, 157, 4),
