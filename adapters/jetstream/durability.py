@@ -17,7 +17,7 @@ from postroom.adapters.jetstream.definitions import find_stream, servers_of
 from postroom.adapters.jetstream.settings import LogStreamSettings
 from postroom.application.telemetry import logger
 from postroom.application.threads import DaemonExecutor
-from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable
 
 CHECK_SECONDS = 60.0
 """Time between two checks of the servers while an owner runs."""
@@ -124,9 +124,7 @@ class SyncWatch:
                 connection.start(partial(self._run, connection))
 
     async def _run(self, connection: ConnectionThread) -> None:
-        executor = DaemonExecutor(
-            1, "sync-check"
-        )  # an address that does not answer delays no end of a process
+        executor = DaemonExecutor(1, "sync-check")  # its threads delay no end of a process
         pause = CHECK_SECONDS
         try:
             while True:
@@ -147,7 +145,7 @@ class SyncWatch:
                 verify_sync, servers, self._settings.monitoring, assume_sync_always=False, content="messages"
             )
             await asyncio.get_running_loop().run_in_executor(executor, verify)
-        except PostroomError as error:
+        except Exception as error:  # a defect must end the promise, not the checks
             self._failures += 1
             if isinstance(error, Unavailable) and self._failures < ATTEMPTS:
                 return RETRY_SECONDS  # the monitoring may start later than the server
