@@ -354,8 +354,7 @@ _NAMES = {
         "Rejected Saturated SettingsConflict StaleReceipt Unauthenticated Unavailable"
     ),
     "domain.message": "Receipt",
-    "domain.policy": "MailboxLimits TopicPolicy",
-    "domain.policy_simulation": "Changes",
+    "domain.policy": "Changes MailboxLimits TopicPolicy",
     "domain.redrive.spec": "RedriveSpec",
     "domain.search": "EventFilter FoundMessage",
     "domain.settings": "MailboxSettings SettingsChanges",

@@ -87,7 +87,7 @@ async def test_kafka_topics_are_ingested_with_dead_letters_and_tombstones(
     assert await asyncio.to_thread(producer.flush, 20) == 0
     store = str(tmp_path / "store.db")
     source = KafkaSource(
-        url=f"kafka://{kafka_servers}", topic=topic, consumer_group=DURABLE, dead_letter_topic=dead
+        url=f"kafka://{kafka_servers}", topic=topic, consumer_group=f"group-{topic}", dead_letter_topic=dead
     )
     what = msgspec.structs.replace(namespace("", store), source=source)
     counts = await ingest(what)
@@ -102,8 +102,8 @@ async def test_kafka_topics_are_ingested_with_dead_letters_and_tombstones(
     )
     assert b"not a PrismEnvelope" in headers["Postroom-Reason"]
     again = await postroom(
-        "ingest", "--url", source.url, "--subject", topic, "--durable", DURABLE, "--store", store,
-        "--mailbox", what.mailbox, "--once", "--json",
+        "ingest", "--url", source.url, "--subject", topic, "--durable", source.consumer_group,
+        "--store", store, "--mailbox", what.mailbox, "--once", "--json",
     )  # fmt: skip
     assert again["received"] == 0
 
@@ -122,7 +122,7 @@ async def test_cloud_events_of_kafka_are_archived_also_one_without_data(
     assert await asyncio.to_thread(producer.flush, 20) == 0
     store = str(tmp_path / "store.db")
     source = KafkaSource(
-        url=f"kafka://{kafka_servers}", topic=topic, consumer_group=DURABLE, dead_letter_topic=dead
+        url=f"kafka://{kafka_servers}", topic=topic, consumer_group=f"group-{topic}", dead_letter_topic=dead
     )
     what = msgspec.structs.replace(namespace("", store), source=source)
     assert await ingest(what) == IngestCounts(received=6, stored=3, duplicates=1, dead_lettered=2)

@@ -32,7 +32,7 @@ class Version:
         known = json.dumps(facts or {})
         done = self._done([self._python, PROGRAM, step, str(address)], known)
         if done.returncode:
-            raise Refused(done.stderr.splitlines()[-1])
+            raise Refused(re.findall(r"^[A-Z]\w*[a-z]: .+", done.stderr, re.MULTILINE)[-1])
         return json.loads(done.stdout)
 
     def command(self, *arguments: object, folder: Path | None = None) -> tuple[int, str]:
