@@ -178,7 +178,7 @@ class Session:
             raise NotFound(f"{problem}; name a file in a folder that exists with --store or POSTROOM_STORE.")
 
     def mailboxes(self) -> list[str]:
-        """Return the mailboxes to read: those of the settings, or all of the store if these name none."""
+        """Return the mailboxes that the settings name, or all mailboxes of the store."""
         from postroom.adapters.compose import list_mailboxes
 
         mailboxes = list_mailboxes(self.existing_store())
@@ -266,7 +266,7 @@ class Session:
         gives_settings: bool = True,
         in_thread: bool = True,
     ) -> AsyncIterator["StoreMailbox"]:
-        """Use a mailbox, or those of a namespace as one, until the context manager exits.
+        """Use a mailbox, or a namespace as one mailbox, until the context manager exits.
 
         If no process owns the mailbox, this one does; otherwise its commands go to the owner.
 
@@ -377,7 +377,7 @@ class Session:
 
 
 def _check_mailbox(name: str, mailboxes: list[str], store: str) -> list[str]:
-    """Return a mailbox of a store, or those of a namespace; raise NotFound if the store has neither."""
+    """Return the mailbox or the members of the namespace; raise NotFound if the store has neither."""
     if not is_mailbox(name):
         from postroom.domain.namespace import find_fixed_members
 

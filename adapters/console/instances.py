@@ -1,6 +1,6 @@
 """Several mailboxes in one console: a page of all, and the console of each below a path of its own.
 
-Each instance has its own sessions, CSRF tokens and access control: a cookie of one is none of another.
+Each instance has its own sessions, CSRF tokens and access control: no instance accepts the cookie of another.
 """
 
 import asyncio

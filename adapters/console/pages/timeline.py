@@ -199,7 +199,7 @@ def _row(page: Page, cause: Cause, scale: TimeScale) -> TraceRow:
 
 
 def _final(history: MessageHistory) -> int | None:
-    """Return when a message was acked, removed, or became a dead letter; None if it is none of these."""
+    """Return when a message was acked, removed, or became a dead letter; None before that."""
     if history.removal is not None:
         return history.removal.entry.at
     latest = history.rounds[-1] if history.rounds else None

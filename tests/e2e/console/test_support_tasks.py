@@ -26,7 +26,7 @@ CUSTOMER = "Vanterpool"
 FAILED = range(0, ORDERS, 3)
 """Numbers of the orders that lack an address."""
 FIND, EXPLAIN, REDRIVE, CHECK = 3, 1, 3, 1
-"""Clicks that each task may take; typing is none."""
+"""Clicks that each task may take; typing does not count."""
 
 
 @pytest.fixture(scope="module")
