@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -63,6 +64,14 @@ class FileChanges:
             elif ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
                 return False
         return watched > 0
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a change, at most so long; forget what was told, and return whether anything was."""
+        arrivals = select.poll()
+        arrivals.register(self.descriptor, select.POLLIN)
+        is_told = bool(arrivals.poll(seconds * 1_000))
+        self.clear()
+        return is_told
 
     def clear(self) -> None:
         """Forget the changes that were told."""

@@ -194,6 +194,12 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def written_files(path: Path) -> tuple[Path, Path]:
+    """Return the files that a commit changes: that of the database and its log."""
+    file = path.resolve()  # beside which SQLite writes its log, if the path is a link
+    return file, file.with_name(f"{file.name}-wal")
+
+
 Mode = Literal["ro", "rw", "rwc", "ro&immutable=1"]
 
 

@@ -1,6 +1,7 @@
 """The ports of the lease store and the lease tables over a SQLite file."""
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import msgspec
 from eventsourcing.persistence import OperationalError, StoredEvent
 from msgspec.structs import asdict
 
+from postroom.adapters.files import FileChanges
 from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import read_text, statements
-from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create_file
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create_file, written_files
 from postroom.adapters.sqlite.store_file import file_id
 from postroom.application.ports.lease_store import RENEWAL, LeaseRow, LeaseTables
 from postroom.application.recorders import check_originator, conflict
@@ -121,6 +123,8 @@ def create_lease_file(path: Path) -> None:
 
 
 POLL_SECONDS = 0.02
+COMMIT_SECONDS = 0.1
+"""How long a wait looks for events after the file changed, as a commit can be read only when it ends."""
 
 
 class SqliteLeaseRecorder(SqlLeaseRecorder):
@@ -141,6 +145,14 @@ class SqliteLeaseRecorder(SqlLeaseRecorder):
         except BaseException:
             self._writer.close()
             raise
+
+    def wait(self, after: int, timeout_ms: int) -> None:
+        deadline = time.monotonic() + timeout_ms / 1_000
+        with closing(FileChanges()) as changes:
+            if changes.watch(written_files(self._path)) and (self.max_notification_id() or 0) <= after:
+                changes.wait(timeout_ms / 1_000)
+                deadline = min(deadline, time.monotonic() + COMMIT_SECONDS)
+        super().wait(after, max(0, round((deadline - time.monotonic()) * 1_000)))
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
         if not stored_events:

@@ -11,7 +11,7 @@ import msgspec
 
 from postroom.adapters.files import FileChanges
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
+from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file, written_files
 from postroom.adapters.sqlite.store_file import is_frozen
 from postroom.application.outbox.events import rank_mailboxes
 from postroom.application.ports.outbox import (
@@ -101,11 +101,9 @@ class SqliteMessageOutbox(MessageOutbox):
             if self._changes.descriptor >= 0:
                 asyncio.get_running_loop().add_reader(self._changes.descriptor, self._note_change)
         self._changed.clear()
-        file = self._path.resolve()  # beside which SQLite writes its log, if the path is a link
         if self._file() is None:
-            return self._changes.watch([file.parent])
-        is_open = self._version is not None
-        return is_open and self._changes.watch([file, file.with_name(f"{file.name}-wal")])
+            return self._changes.watch([self._path.resolve().parent])
+        return self._version is not None and self._changes.watch(written_files(self._path))
 
     def _note_change(self) -> None:
         if self._changes is not None:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import select
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ import polars as pl
 from postroom.adapters.files import FileChanges
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import check_ids, statements
-from postroom.adapters.sqlite.database import connect, connect_reader
+from postroom.adapters.sqlite.database import connect, connect_reader, written_files
 from postroom.adapters.sqlite.read_model_file import (
     follow_lock_path,
     index_rows,
@@ -68,18 +67,13 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
         if not self._is_watching:
             self._watch()
             return None
-        arrivals = select.poll()
-        arrivals.register(self._changes.descriptor, select.POLLIN)
-        if not arrivals.poll(seconds * 1_000):
-            return False
-        self._changes.clear()
-        self._watch()
-        return True
+        is_told = self._changes.wait(seconds)
+        if is_told:
+            self._watch()
+        return is_told
 
     def _watch(self) -> None:
-        file = self._store.resolve()  # beside which SQLite writes its log, if the path is a link
-        files = file, file.with_name(f"{file.name}-wal")
-        self._is_watching = self._changes is not None and self._changes.watch(files)
+        self._is_watching = self._changes is not None and self._changes.watch(written_files(self._store))
 
     @contextmanager
     def leader_lock(self, target: str = "") -> Iterator[bool]:

@@ -88,7 +88,7 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         member_ttl_ms: after which a proxy or runner that did not register again counts as gone.
-        poll_ms: between two reads of the log of leases, of which other admins are the writers.
+        poll_ms: between two reads of the log of leases, at least, unless this admin writes to it.
         expiry_ms: between two searches for leases and proxies that expired.
         projection_ms: between two updates of RFC-049's tables.
         cleanup_ms: between two removals of events that no fold needs.
@@ -96,7 +96,7 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     member_ttl_ms: int = 15_000
-    poll_ms: int = 50
+    poll_ms: int = 10
     expiry_ms: int = 500
     projection_ms: int = 1_000
     cleanup_ms: int = 60_000

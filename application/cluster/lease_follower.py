@@ -59,6 +59,8 @@ class BlockingThreads:
         self._executor.shutdown(wait=False)
 
 
+WAIT_MS = 1_000
+"""How long an admin waits for the lease store to tell it of an event, at most."""
 AT_ONCE = 8
 """Leases that are let expire at the same time."""
 MIN_PAUSE_MS, MAX_PAUSE_MS = 50, 2_000
@@ -146,10 +148,12 @@ class LeaseFollower:
         self._hint.clear()
         try:
             await self.read()
+            self.progress.succeeded()
+            milliseconds = min(WAIT_MS, self._settings.call_ms // 2)
+            await self._blocking(partial(self._store.wait, self._table.position, milliseconds))
         except Exception:
             self.progress.failed()
             raise
-        self.progress.succeeded()
         await wait_at_most(self._settings.poll_ms / 1_000, self._hint.wait())
 
     async def _expire_and_wait(self) -> None:

@@ -1,5 +1,6 @@
 """The lease store conformance suite on every adapter, and the library's own test cases of recorders."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -50,6 +51,21 @@ class TestSqliteLeaseStore(LeaseStoreConformance):
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
         return lambda: SqliteLeaseStore(tmp_path / "leases.db", durability="relaxed")
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only there the kernel tells of changes")
+    def test_a_wait_looks_into_a_file_that_does_not_change_no_more_than_twice(
+        self, stores: OpenStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, positions = stores(), list[int | None]()
+        look = store.recorder.max_notification_id
+
+        def count() -> int | None:
+            positions.append(look())
+            return positions[-1]
+
+        monkeypatch.setattr(store.recorder, "max_notification_id", count)
+        store.wait(0, 500)
+        assert 1 <= len(positions) <= 2
 
 
 class TestPostgresLeaseStore(LeaseStoreConformance):
