@@ -27,8 +27,9 @@ class TopicCount(msgspec.Struct, frozen=True, gc=False):
 def count(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCount]:
     """Return the message counts and the oldest send time of each shard at `now` (µs).
 
-    Queues know their counts, so a million messages that wait take no longer than a few. Beside topics with
-    priorities, ordered or fair keys, messages are counted one by one.
+    Topics know the counts of their shards, so a million messages that wait or are dead letters take no longer
+    than a few. Messages in flight are looked at one by one, and all messages beside topics with priorities,
+    ordered or fair keys.
 
     Arguments:
         name: only of this topic.
@@ -48,13 +49,15 @@ def count(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCoun
                 rows[key] = [ready, shard.in_flight, delayed, 0]
                 if first is not None:
                     oldest[key] = first
-        for message in topic.dead.values():
-            rows.setdefault((topic.name, message.shard), [0, 0, 0, 0])[DEAD] += 1
+        for number, dead in topic.dead_by_shard.items():
+            rows.setdefault((topic.name, number), [0, 0, 0, 0])[DEAD] = dead
     for message in mailbox.in_flight_messages() if mailbox.in_flight else ():
         if name is not None and message.topic != name:
             continue
         key = message.topic, message.shard
-        oldest[key] = min(message.sent_at, oldest.get(key, message.sent_at))
+        first = oldest.get(key)
+        if first is None or message.sent_at < first:
+            oldest[key] = message.sent_at
     return _counts(rows, oldest)
 
 

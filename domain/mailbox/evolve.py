@@ -116,7 +116,7 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     message = _detach(mailbox, event)
     evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
-    topic.dead[event.stream] = message
+    topic.add_dead(message)
     topic.hold(message)
     if event.reason != REPLACED:  # nothing failed
         topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
@@ -162,7 +162,7 @@ def _detach(mailbox: Mailbox, event: Event) -> Message:
             shard.dequeue(message)
     else:
         topic.unhold(message, event.at)
-        del topic.dead[event.stream]
+        topic.remove_dead(message)
         if len(topic.dead) <= topic.policy.dead_capacity:
             mailbox.over_capacity.discard(topic.name)
     return message

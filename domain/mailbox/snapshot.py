@@ -342,7 +342,7 @@ def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None
         mailbox.topic(name).restore_waiting(some, mailbox.at)
     for message in sorted(dead, key=_by_last):  # the order in which they expire
         topic = mailbox.topic(message.topic)
-        topic.dead[message.stream] = message
+        topic.add_dead(message)
         if len(topic.dead) > topic.policy.dead_capacity:
             mailbox.over_capacity.add(topic.name)
     mailbox.share_limits(mailbox.at)

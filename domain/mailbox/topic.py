@@ -45,7 +45,8 @@ def create_queue(policy: TopicPolicy) -> Shard | PriorityShard:
 class Topic:
     """Destination of messages: its shards, dead letters and replay window.
 
-    `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
+    `dead_by_shard` is the number of dead letters of each shard that has any, and `dead_letterings` how many
+    messages became dead letters by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
     of shards among which its messages are spread: another one of the policy waits until there are none.
     `unique` has the unsettled message of each unique key. With fair keys, `ring` has the messages that wait.
     `bucket` has the tokens of its rate. `shared` has the counts of the topics that share its limits.
@@ -54,6 +55,7 @@ class Topic:
     __slots__ = (
         "_bucket",
         "dead",
+        "dead_by_shard",
         "dead_letterings",
         "name",
         "policy",
@@ -71,6 +73,7 @@ class Topic:
         self.shards: dict[int, AnyShard] = {}
         self.shards_in_use = policy.shards
         self.dead: dict[bytes, Message] = {}
+        self.dead_by_shard: dict[int, int] = {}
         self.dead_letterings: dict[str, int] = {}
         self.unique: dict[str, Message] = {}
         self.window = ReplayWindow() if window is None else window
@@ -139,7 +142,19 @@ class Topic:
     def highest_shard(self) -> int:
         """Return the highest number of a shard with messages or dead letters; -1 without any."""
         used = [number for number, shard in self.shards.items() if shard.size]
-        return max([*used, *(message.shard for message in self.dead.values())], default=-1)
+        return max([*used, *self.dead_by_shard], default=-1)
+
+    def add_dead(self, message: Message) -> None:
+        """Add a dead letter."""
+        self.dead[message.stream] = message
+        self.dead_by_shard[message.shard] = self.dead_by_shard.get(message.shard, 0) + 1
+
+    def remove_dead(self, message: Message) -> None:
+        """Remove a dead letter."""
+        del self.dead[message.stream]
+        self.dead_by_shard[message.shard] -= 1
+        if not self.dead_by_shard[message.shard]:
+            del self.dead_by_shard[message.shard]
 
     def change_policy(
         self, policy: TopicPolicy, messages: Callable[[], Mapping[str, list[Message]]], now: int

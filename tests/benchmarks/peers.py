@@ -30,6 +30,8 @@ HELD_SECONDS, FREE_SECONDS, WINDOW_SECONDS = 60, 30, 5
 HELD_GOAL = 0.98
 PEER_GOALS = {("lives", "pgmq"): 1.5, ("lives", "pgmq.client"): 2.0, ("send", "pgmq"): 0.8}
 """How many times the rate of a peer ours should be in the same run."""
+SUSTAINED_GOAL = 1.0
+"""The same for lives over `FREE_SECONDS`, after `WINDOW_SECONDS` of them."""
 JOBS = 20_000
 
 
@@ -317,17 +319,23 @@ def _measure_stores(figures: Figures, folder: Path, _: int) -> None:
 
 def _measure_held(figures: Figures, folder: Path, _: int) -> None:
     systems = _systems(figures) | {"postgres.keys": _open_postroom_with_keys}
+    sustained: dict[str, float] = {}
     for name, open_queue in systems.items():
         if name == "pgmq.client" or not figures.wants(f"{name}.lives.held_snapshot"):
             continue
-        held, free, windows, _free = _in_database(folder, open_queue, _rates)
+        held, free, windows, free_windows = _in_database(folder, open_queue, _rates)
         figures.progress(
             f"{name}: lives/s while snapshots are held {', '.join(f'{w:,.0f}' for w in windows)}"
         )
+        sustained[name] = median(free_windows[: FREE_SECONDS // WINDOW_SECONDS])
+        figures.add(f"{name}.lives.sustained", sustained[name], "messages/s")
         figures.add(f"{name}.lives.free_snapshot", free, "messages/s")
         figures.add(f"{name}.lives.held_snapshot", held, "messages/s")
         goal = HELD_GOAL if name.startswith("postgres") else None
         figures.add(f"{name}.lives.held_snapshot.of_free", held / free, "times", goal)
+    if {"postgres", "pgmq"} <= sustained.keys():
+        ratio = sustained["postgres"] / sustained["pgmq"]
+        figures.add("postgres.lives.sustained.of_pgmq", ratio, "times", SUSTAINED_GOAL)
 
 
 def _measure_pgqueuer(figures: Figures, folder: Path, _: int) -> None:
