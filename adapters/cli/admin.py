@@ -41,15 +41,14 @@ DEFAULT_ADMIN = "127.0.0.1:8981"
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of `[cluster]`: how admins, runners and proxies know each other.
+    """Settings of `[cluster]`: how admins, runners and proxies authenticate each other.
 
     Arguments:
         admin: `host:port` of the admins, with commas between them.
-        node_token: secret that all of them share, 32 characters or more; None for none.
-        tls: call the others with TLS; so do `ca` and `certificate`.
-        ca: file in PEM of the authorities that the others' certificates may be signed by; None takes the
-            system's.
-        certificate, key: files in PEM of the certificate with which this process calls the others.
+        node_token: secret of 32 characters or more that all processes share; None uses no token.
+        tls: call the other processes over TLS; `ca` and `certificate` imply it.
+        ca: PEM file of the authorities that sign the other processes' certificates; None takes the system's.
+        certificate, key: PEM files of the certificate that this process presents when it calls the others.
         nodes: names in the certificates of admins, proxies and runners, by role; see `NodeNames`.
     """
 
@@ -80,10 +79,10 @@ class ListenSettings(ConnectionLimits, frozen=True, kw_only=True):
 
     Arguments:
         listen: `host:port` or `unix:path` of the gRPC server.
-        address: at which the other processes reach it; None takes `listen`.
-        tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
-        tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
-        behind_proxy: something in front speaks TLS, and nobody else reaches the address.
+        address: address at which the other processes reach the server; None takes `listen`.
+        tls_certificate, tls_key: PEM files; a `host:port` address is then served with TLS.
+        tls_client_ca: PEM file of authorities; clients must then have a certificate of one of them.
+        behind_proxy: whether a proxy in front terminates TLS, and nobody else reaches the address.
     """
 
     listen: str | None = None
@@ -218,7 +217,7 @@ async def list_routes(session: Session, admin: Admin = None) -> None:
 
 @asynccontextmanager
 async def open_control_plane(session: Session) -> AsyncIterator["LeaseAdmin | None"]:
-    """Use the control plane of the cluster of the settings; yields None without a section `[cluster]`."""
+    """Connect to the control plane that `[cluster]` names; yield None without that section."""
     if not session.settings.sections.get("cluster"):
         yield None
         return
@@ -228,7 +227,7 @@ async def open_control_plane(session: Session) -> AsyncIterator["LeaseAdmin | No
 
 @asynccontextmanager
 async def _connect(session: Session, admin: str | None) -> AsyncIterator["LeaseAdmin"]:
-    """Use the admins of an option or of the settings."""
+    """Connect to the admins that the option names, or else the settings."""
     settings = session.settings.section("cluster", ClusterSettings, {"admin": admin})
     async with connect_control_plane(check_admins(settings.admin), settings.access()) as control_plane:
         yield control_plane
@@ -254,9 +253,9 @@ class AdminSettings(ListenSettings, frozen=True, kw_only=True):
         stream: name of the JetStream stream.
         replicas: copies of that stream; None is 3 in a cluster of servers, and 1 on a single one.
         monitoring: URLs of the NATS servers' monitoring; the admin checks there that they sync every write.
-        assume_sync_always: the operator's statement that they do.
+        assume_sync_always: the operator states that these servers sync every write.
         namespaces: YAML file whose namespaces have a section `lease`.
-        ttl_ms: how long a lease lasts without a heartbeat, in namespaces that do not say so themselves.
+        ttl_ms: how long a lease lasts without a heartbeat, in namespaces without a TTL of their own.
         heartbeat_interval_ms: interval at which runners renew leases.
         grace_period_ms: time after the end of a lease before another runner gets it.
         member_ttl_ms: time after which a proxy or runner that is silent counts as gone.
@@ -284,7 +283,7 @@ class AdminSettings(ListenSettings, frozen=True, kw_only=True):
     def check_store(self) -> str:
         """Return the store.
 
-        Raises: InvalidSettings unless the settings say where leases are stored, once.
+        Raises: InvalidSettings unless the settings name exactly one place for the leases.
         """
         store = self.store or DEFAULT_STORE
         is_database = store.startswith(("postgresql://", "postgres://"))
@@ -329,7 +328,7 @@ async def _serve(session: Session, options: SectionFlags[AdminSettings], metrics
     stop = asyncio.Event()
     protection = settings.protection("admin")
     access = session.settings.section("cluster", ClusterSettings).access()
-    # All that may be refused is checked first, so that no store is created for a command that can't run.
+    # Check everything that may be refused first, so that a command that can't run creates no store.
     target = protection.resolve(settings.listen)
     access.check_address(target, protection.tls_at(target))
     policies = settings.policies()
@@ -379,7 +378,7 @@ def _report(session: Session, served: "RunningAdmin") -> None:
 
 
 def _lease_policies(served: "RunningAdmin", options: SectionFlags[AdminSettings]) -> Reload:
-    """Return the reload of the lease policies, which apply to acquisitions from then on."""
+    """Return the reload of the lease policies; new ones apply to later acquisitions."""
 
     async def apply(settings: Settings) -> None:
         section = options.read(settings)

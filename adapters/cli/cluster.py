@@ -34,8 +34,8 @@ class ProxySettings(ListenSettings, frozen=True, kw_only=True):
     Arguments:
         listen: `host:port` or `unix:path`.
         proxy_id: id of the proxy, which is unique in the cluster.
-        runner_id: id of the runner in the same process; None for none.
-        mailboxes: that this runner always tries to own.
+        runner_id: id of the runner in the same process; None runs no runner.
+        mailboxes: mailboxes that this runner always tries to own.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -145,9 +145,10 @@ class RunnerSection(ListenSettings, frozen=True, kw_only=True):
 
     Arguments:
         listen: `host:port` or `unix:path` of the gRPC server.
-        runner_id: name of the runner, which no other process of the cluster has.
+        runner_id: name of the runner, unique in the cluster.
         proxy_id: the proxy that it belongs to.
-        mailboxes: that it always tries to own; besides, it owns those that the control plane offers.
+        mailboxes: mailboxes that it always tries to own; it also owns mailboxes that the control plane
+            offers.
         namespaces: YAML file of the namespaces that are ingested into its mailboxes.
     """
 

@@ -104,7 +104,7 @@ _PARAMETERS = [
 
 
 def no_flags() -> Flags:
-    """Return the shared options of a command that was given none."""
+    """Return the shared options with none of them set."""
     return {each.name: each.default for each in _PARAMETERS}
 
 
@@ -247,7 +247,7 @@ class Group(NamedTuple):
     Arguments:
         help: its help text; None for the docstring of `target`.
         target: function that runs if no command of the group follows; None shows the help.
-        default: command of the group that arguments are for if they do not begin with the name of one.
+        default: command of the group that runs if the arguments do not begin with a command's name.
     """
 
     help: str | None
@@ -325,7 +325,7 @@ def _build(name: str, entry: Command | Group) -> Any:
 
 
 def _summarize(name: str, entry: Command | Group) -> Any:
-    """Return a command that only has a help text, from its source: to import all modules takes a second."""
+    """Return a command with only a help text, read from its source: importing all modules takes a second."""
     text = entry.help if isinstance(entry, Group) else None
     if text is None and entry.target is not None:
         module, _, function = entry.target.partition(":")

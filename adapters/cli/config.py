@@ -66,8 +66,8 @@ STRUCTS: Mapping[str, type[msgspec.Struct]] = {
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""
 _SECRETS = ("node_token", "signing_key", "previous_signing_key")
-# The user of a URL may be a token, and a password may have any character or be an option: rather too much is
-# hidden than too little.
+# A URL's user may be a token, and its password may contain any character or be an option, so this hides too
+# much rather than too little.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")
 _PASSWORD = re.compile(r"(?i)\b(password|passwd|token|secret)=[^&\s,]+")
 

@@ -60,8 +60,8 @@ def console(
     named = read_instances(instances) if instances else settings.instances
     if named and token is not None:
         raise WrongUsage(
-            f"A token is of one mailbox, and this console has several: leave out --token-file and {VARIABLE} "
-            "here, and set [client] token_file in the settings file of the instance that it is for."
+            f"A token is for one mailbox, and this console has several: leave out --token-file and "
+            f"{VARIABLE} here, and set [client] token_file in the settings file of the token's instance."
         )
     with explain_missing_extra("console"):
         import uvloop

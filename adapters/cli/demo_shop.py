@@ -1,4 +1,4 @@
-"""`postroom demo --console`: the console of a shop with a week of history, whose orders go on coming."""
+"""`postroom demo --console`: the console of a shop with a week of history, which keeps getting orders."""
 
 import asyncio
 import random
@@ -224,7 +224,7 @@ async def _fail(mailbox: OwnedMailbox, topic: str, handler: str, message: Receiv
 
 
 async def _redrive(mailbox: OwnedMailbox) -> None:
-    """Redrive what died while the warehouse did not answer."""
+    """Redrive the messages that were dead-lettered while the warehouse did not answer."""
     spec = RedriveSpec(topics=("orders.paid",), reasons=("max_attempts",))
     job = await mailbox.start_redrive(spec, principal="anna@ops")
     async with asyncio.timeout(MINUTE):
@@ -233,7 +233,7 @@ async def _redrive(mailbox: OwnedMailbox) -> None:
 
 
 async def _finish(mailbox: OwnedMailbox, chance: random.Random) -> None:
-    """Add what the console shows as well: messages in flight and delayed, a paused topic, schedules."""
+    """Add other things that the console shows: messages in flight and delayed, a paused topic, schedules."""
     await mailbox.set_subscription(
         "reports", SubscriptionFilter(("orders.*",), {"region": "eu", "currency": "PEN"}), start=0
     )

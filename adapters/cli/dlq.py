@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """A dead letter in a list.
 
     Arguments:
-        id: by which commands name it.
+        id: id that commands take.
         origin: its topic, subject or type.
         at: when it became a dead letter.
         more: other values, which `--wide` shows.
@@ -73,7 +73,7 @@ def show_dead_letters(
     as_json: Callable[[Item], object] = lambda item: item,
     **facts: Any,
 ) -> None:
-    """Show dead letters as JSON, or as a table in which the reason stands for a missing error.
+    """Show dead letters as JSON, or as a table that shows the reason if the error is missing.
 
     Arguments:
         id_, origin: names of the columns.
@@ -112,11 +112,11 @@ def show_dead_letters(
 
 
 def check_selection(ids: Iterable[str] | None, every: bool, what: str, command: str) -> None:
-    """Raise WrongUsage unless either ids are named or all are meant.
+    """Raise WrongUsage unless the user either named ids or passed --all.
 
     Arguments:
-        what: the purpose, such as `dead letters to discard`.
-        command: lists them.
+        what: noun phrase for the message, such as `dead letters to discard`.
+        command: command that lists them.
     """
     if bool(ids) == every:
         raise WrongUsage(f"Name the {what}, or pass --all; see postroom {command}.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 Answer = TypeVar("Answer")
-"""The exit code of a command or None; of an asynchronous one, the coroutine that returns it."""
+"""The exit code of a command, or None; for an asynchronous command, the coroutine that returns it."""
 
 
 From = Annotated[
@@ -86,10 +86,10 @@ def search_filter(
 
 
 def takes(source: Callable[..., Any]) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Return a decorator that adds the options of a function to a command, which is called with its result.
+    """Return a decorator that adds the options of `source` to a command and passes its result on to it.
 
     Arguments:
-        source: takes the session and options.
+        source: function of the session and the options.
     """
     options = list(signature(source).parameters.values())[1:]
 
@@ -149,7 +149,7 @@ def takes_section(
             option.help = f"{option.help.removesuffix('.')}; default {shown}."
         is_list = field.default == ()
         hint: Any = bool if field.default is False else list[str] | None if is_list else field.type | None
-        # Typer has the first name that an option is given as its default.
+        # Typer stores the first name of an option as its default.
         flag = (
             option.default if isinstance(option.default, str) else next(iter(option.param_decls or ()), name)
         )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from postroom.application.inbox.delivery import EventHandlers
 
 EXTRAS = "http,nats,postgres"
-"""Of the commands of the inbox, together, so that one installation is enough."""
+"""Extras of all commands of the inbox together, so that one installation is enough."""
 
 Context = Annotated[
     str | None,
@@ -178,7 +178,7 @@ async def cleanup(
 
 
 class DeadLetterSelection(NamedTuple):
-    """Dead letters that a command is about, and where they are."""
+    """Dead letters that a command selects, and their location."""
 
     subject: str
     consumer: str | None
@@ -281,7 +281,7 @@ async def _open_admin(
 
     Arguments:
         handler: options of the handler; None only lists and discards.
-        functions: to call instead of it.
+        functions: functions to call instead of the handler.
     """
     with explain_missing_extra(EXTRAS):
         from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def source_from_flags(session: Session, flags: dict[str, str | None]) -> "MessageSource":
-    """Return the source that flags name.
+    """Return the source that the flags name.
 
     Raises: WrongUsage when one is missing, or does not fit the URL.
     """
@@ -45,7 +45,7 @@ def source_from_flags(session: Session, flags: dict[str, str | None]) -> "Messag
         RedisSource,
     )
 
-    kinds: dict[str, tuple[type[MessageSource], str, str]] = {  # what is read, and the target of dead letters
+    kinds: dict[str, tuple[type[MessageSource], str, str]] = {  # settings of input and dead letters
         **dict.fromkeys(("redis", "rediss", "unix"), (RedisSource, "stream", "dead_letter_stream")),
         **dict.fromkeys(("kafka", "kafka+ssl"), (KafkaSource, "topic", "dead_letter_topic")),
         **dict.fromkeys(("amqp", "amqps"), (RabbitmqSource, "queue", "dead_letter_routing_key")),

@@ -175,7 +175,7 @@ def verify(
     erasure, so are the signed records of erasures.
     """
     names = session.mailboxes()
-    # Before the logs: they must have reached what was anchored by now.
+    # Load the anchors before reading the logs, which must contain everything that was anchored by now.
     anchors = load_anchors(session, anchor, timestamp_ca)
     expected_last, expected_chain = parse_expectation(expect)
     if expect is not None and len(names) != 1:
@@ -267,14 +267,14 @@ def show_detail(
     only_payload: bool = False,
     lineage: "Lineage | None" = None,
 ) -> None:
-    """Write a message with its history and, of a dead letter, its lineage."""
+    """Write a message with its history and, for a dead letter, its lineage."""
     from postroom.domain.envelope.build import open_envelope
 
     if detail.erased and only_payload:
         raise NotFound(f"The payload of message {detail.message_id} was erased with the key of its subject.")
     try:
         payload = b"" if detail.erased else open_envelope(detail.item.envelope_blob).payload
-    except InvalidRequest:  # altered on disk, which the detail reports; the history is still shown
+    except InvalidRequest:  # altered on disk; the detail reports it, so show the history
         payload = b""
     text, is_text = readable(payload)
     if only_payload:

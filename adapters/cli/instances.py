@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from postroom.application.ports.failed_work import FailedWork
 
 OF_PROCESS = ("audit", "console", "serve", "tracing")
-"""Sections of the settings file that apply to instances, too; the others are of its own store."""
+"""Sections of the settings file that apply to instances, too; the others are for the process's own store."""
 OpenAccess = Callable[[Session], AbstractAsyncContextManager[tuple[Access, str | None]]]
 """Opens the access control of an instance; yields the token of the sessions that the link starts, if any."""
 FindFailedWork = Callable[[Session, str], "list[FailedWork]"]

@@ -73,7 +73,7 @@ def tail(
     ] = False,
     archive: Archive = None,
 ) -> int | None:
-    """Show the last events of a log, and with --follow those that follow."""
+    """Show the last events of a log, and with --follow new ones as they are written."""
     from postroom.application.queries.read_events import ReadEvents
 
     criteria = _criteria(topic, event, message)

@@ -64,8 +64,8 @@ def configure_logs(level: str, log_format: LogFormat = "auto", *, is_reload: boo
 def log_application(module: str, levels: str) -> None:
     """Log the lines that an application writes by `logging` or structlog, from the level info on.
 
-    To be called before the application is imported, and again afterwards: a `dictConfig` in its modules
-    disables existing loggers.
+    Call it before importing the application, and again afterwards: a `dictConfig` in its modules disables
+    existing loggers.
 
     Arguments:
         module: module of the application; its top package gets the level, unless `levels` names the package.
@@ -112,7 +112,7 @@ def make_formatter(log_format: LogFormat, *, colors: bool = False) -> logging.Fo
     """Return a formatter that renders records of Postroom and of any library with structlog.
 
     Arguments:
-        colors: of the format `console`.
+        colors: whether to color lines of the format `console`.
     """
     import structlog
 
@@ -153,7 +153,7 @@ def _read_record(logger: object, method: str, event: MutableMapping[str, Any]) -
 
 
 def _escape(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape what would control a terminal."""
+    """Escape characters that would control a terminal."""
     return {name: printable(_text(value), multiline=name == "exception") for name, value in event.items()}
 
 
@@ -161,7 +161,7 @@ def _dump(event: Mapping[str, object], **options: Any) -> str:
     """Return an event as JSON; a field that JSON can't have is its text."""
     try:
         return json.dumps(event, allow_nan=False, **options)
-    except Exception:  # whatever the text of a field raises
+    except Exception:  # converting a field to text may raise anything
         return json.dumps({str(name): _plain(value) for name, value in event.items()})
 
 

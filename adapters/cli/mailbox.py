@@ -144,7 +144,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _note(named: dict[tuple[str, str], str], section: str, field: str, label: str) -> None:
-    """Note how a field of a section is named; refuse two ways, as one of them would be ignored."""
+    """Note the name under which a field is set; refuse a second name, as one of the two would be ignored."""
     first = named.setdefault((section, field), label)
     if first != label:
         raise WrongUsage(f"{first} and {label} name the same setting; keep one.")
@@ -213,7 +213,7 @@ async def apply(
     if has_streams:
         from postroom.adapters.cli.streams import read_definitions
 
-        read_definitions(session.settings)  # invalid ones change nothing, the mailbox neither
+        read_definitions(session.settings)  # so that invalid definitions also leave the mailbox unchanged
     async with session.use_any(create=True, gives_settings=False) as mailbox:
         if not await change(session, mailbox, _file_settings(session), replace=True, yes=yes):
             return REFUSED
@@ -268,7 +268,7 @@ async def change(
 
 @contextmanager
 def invalid_settings() -> Iterator[None]:
-    """Raise InvalidSettings for the settings that a mailbox refuses with InvalidRequest itself."""
+    """Raise InvalidSettings in place of a mailbox's InvalidRequest, but not of its subclasses."""
     try:
         yield
     except InvalidRequest as error:

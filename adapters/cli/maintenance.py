@@ -61,7 +61,7 @@ def import_store(
     old: Annotated[str, Argument(metavar="OLD", help="SQLite file or postgresql:// URL of the old store.")],
     new: Annotated[str, Argument(metavar="NEW", help="New SQLite file, or URL of a migrated database.")],
 ) -> None:
-    """Bring over a store of the format before 23 November 2026 into a new one.
+    """Copy a store in the format from before 23 November 2026 into a new one.
 
     The old store is verified and not changed; no process may write it meanwhile. The new one is verified,
     too. It has no read models yet.
@@ -157,7 +157,7 @@ def migrate(
         list[str] | None,
         Option(
             metavar="ROLE",
-            help="Grant a role of the databases what using them needs, later partitions and read models "
+            help="Grant a role the rights to use the databases, later partitions and read models "
             "included; may be repeated.",
         ),
     ] = None,
@@ -166,8 +166,8 @@ def migrate(
     """Create or update the tables of PostgreSQL databases: a store, outbox and inbox, leases, a key store.
 
     Run it for a new database and after every update of Postroom, as a user with the right to create tables;
-    no other command creates any. A SQLite store is copied beside itself and updated, which its next owner
-    does otherwise.
+    no other command creates any. A SQLite store is copied beside itself and updated; without this command,
+    its next owner does so.
     """
     from postroom.adapters.compose import is_database, shown_store
     from postroom.adapters.compose.maintenance import (

@@ -61,7 +61,8 @@ async def _serve(
 
     Arguments:
         opening: yields access control, and the token of the agent.
-        is_local: it is of this process's user, who may do everything, so the agent gets less.
+        is_local: the token belongs to this process's user, who may do everything; the agent gets a narrower
+            one.
     """
     stop = asyncio.Event()
     async with (

@@ -262,7 +262,7 @@ async def reschedule(
 
 
 async def _change(session: Session, ids: list[str], done: str, change: Change) -> int:
-    """Change messages; the exit code is that of an unknown message unless all were changed."""
+    """Change messages; return the exit code for an unknown message unless all were changed."""
     from postroom.application.query_results import LEFT_ALONE
 
     async with use_mailbox(session) as postroom:

@@ -32,10 +32,10 @@ EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
 
 
 class Publishing(NamedTuple):
-    """Where and in which form a command publishes.
+    """Target and form of the messages that a command publishes.
 
     Arguments:
-        names_target: the command has the option `--to`.
+        names_target: whether the command has the option `--to`.
     """
 
     settings: "OutboxSettings"
@@ -75,7 +75,7 @@ def publishing(
 ) -> "Publishing":
     """Return the settings of `[outbox]`, in which options of the command take precedence.
 
-    Raises: WrongUsage for a source of events that are not published as CloudEvents.
+    Raises: WrongUsage for a `source` if events are not published as CloudEvents.
     """
     from postroom.application.outbox.relay import OutboxSettings
 
@@ -239,7 +239,7 @@ async def retry(
 ) -> None:
     """Retry failed events immediately, with their attempts reset.
 
-    Rows that a capture could not read are read again, with [capture] of now.
+    Rows that a capture could not read are read again, with the current settings of [capture].
     """
     from postroom.adapters.compose.outbox import CaptureSettings, open_outbox
 

@@ -21,7 +21,7 @@ GAP = "  "
 MIN_WIDTH = 4
 """Minimum width of a shortened column."""
 READABLE_WIDTH = 8
-"""Width that shortened columns keep by the move of ids to lines of their own."""
+"""Width that shortened columns keep because ids move to lines of their own."""
 _AGES = (("y", 365 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -220,20 +220,20 @@ def _datetime(at: datetime | str | int) -> datetime:
 FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""
 MAX_LABEL = 24
-"""Columns of the names of facts beside which values begin; longer names move their value."""
+"""Maximum width of the column of names in `facts`; a longer name moves its value to the right."""
 SELF_EXPLANATORY = ("E_DEFECT", "E_INTERRUPTED", "E_IO", "E_NOT_FOUND", "E_SCHEMA", "E_USAGE")
 """Codes of errors whose text is complete; the command line does not refer to `postroom explain` for them."""
 
 
 def prepare_streams() -> None:
-    """Make the standard streams fit to write any text to, however the process was started.
+    """Prepare the standard streams for any text, however the process was started.
 
     Writes to a closed stream are discarded. Characters that a stream's encoding lacks are escaped as in JSON,
     so that JSON output stays valid.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Its descriptor would be that of the next file to be opened, such as the store.
+            # Otherwise the next file to be opened, such as the store, would get its descriptor.
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the exit
     codecs.register_error("escape_as_in_json", _escape)
     for stream in (sys.stdout, sys.stderr):
@@ -294,7 +294,7 @@ class Output:
             sys.stderr.write(printable(text) + "\n")
 
     def note_more(self, cursor: str | None) -> None:
-        """Note for people how a page of records is continued, if there is more."""
+        """Tell people how to get the next page of records, if there is one."""
         if cursor is not None:
             self.note(f"There is more; continue with --cursor {quote(cursor)}.")
 
@@ -310,7 +310,7 @@ class Output:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, only_wide: Iterable[str] = ()
     ) -> None:
-        """Write a table that fits the terminal; see `postroom.adapters.cli.tables` for kinds of cells.
+        """Write a table that fits the terminal; a cell may be an `Id`, `Prose` or `Time`.
 
         Arguments:
             only_wide: columns that only `--wide` shows.

@@ -24,7 +24,7 @@ from postroom.domain.policy import SECOND_MS, backoff_ms
 STOP_SECONDS = 10.0
 """Time after which the command kills an owner that it told to stop."""
 STEADY_SECONDS = 10.0
-"""The command restarts an owner that ran for so long without a backoff."""
+"""The command restarts an owner that ran for this long without a backoff."""
 OWNED = b"owned\n"
 """Line that the process of a member writes when it becomes the owner."""
 SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
@@ -154,7 +154,7 @@ class _Member:
                     return DONE
             code = process.returncode or DONE
             if code not in (DONE, TRY_AGAIN) and code > 0:
-                return code  # it has said why
+                return code  # the process has reported the reason
             failures = 0 if loop.time() - started > STEADY_SECONDS else failures + 1
             pause_ms = backoff_ms(BACKOFF, failures, random.random()) if failures else 0
             logger().warning("own.process_ended", mailbox=self._name, code=code, pause_ms=pause_ms)

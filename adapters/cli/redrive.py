@@ -72,7 +72,7 @@ async def start(
         str,
         Option(
             metavar="redrive|archive|purge|cancel|reschedule",
-            help="Action on the dead letters; cancel and reschedule are on messages that wait.",
+            help="Action on the dead letters; cancel and reschedule act on waiting messages.",
         ),
     ] = "redrive",
     rate: Annotated[int | None, Option(help="Maximum number of messages per second.")] = None,
@@ -104,7 +104,8 @@ async def start(
     """Start a job that redrives, archives or purges the dead letters that match a query now.
 
     With --action cancel, it removes messages that are ready, delayed or in flight; with --action reschedule,
-    it changes when those that are ready or delayed may be delivered. What is sent later is left alone.
+    it changes when those that are ready or delayed may be delivered. Messages that are sent later stay
+    unchanged.
 
     The owner of the mailbox runs the job; use --detach only while another process, such as a server, owns it.
     """
@@ -233,7 +234,7 @@ async def cancel(session: Session, job: JobId) -> None:
 
 
 async def undo(session: Session, job: JobId) -> None:
-    """Make the messages of a redrive job dead letters again, but for those that were received since."""
+    """Make the messages of a redrive job dead letters again, except those that were received since."""
     await _change(session, job, "undo", is_followed=True)
 
 
@@ -246,7 +247,7 @@ async def _change(session: Session, job: str, action: "JobAction", *, is_followe
 
 
 async def _follow(session: Session, postroom: "Mailbox", report: "RedriveReport") -> "RedriveReport":
-    """Return the job when it is not at work any more; an interruption leaves it at work."""
+    """Wait until a job no longer runs, and return its report; interrupting the wait does not stop the job."""
     with session.out.progress(f"job {report.job_id}", total=report.matched) as update:
         while report.is_active:
             await asyncio.sleep(POLL_SECONDS)
@@ -256,7 +257,7 @@ async def _follow(session: Session, postroom: "Mailbox", report: "RedriveReport"
 
 
 def _read_patch(text: str | None) -> str | None:
-    """Return a merge patch, or that in a file whose name follows an @."""
+    """Return a merge patch; for text such as `@FILE`, the merge patch in the file."""
     if text is None or not text.startswith("@"):
         return text
     try:

@@ -36,10 +36,11 @@ class ClientSettings(msgspec.Struct, frozen=True):
     """Settings of `[client]`, for a store that is the URL of a server.
 
     Arguments:
-        token_file: file with the token that is sent with each call; `POSTROOM_TOKEN` without one.
-        ca: file in PEM of the authorities that may have signed the server's certificate; None takes the
+        token_file: file with the token that is sent with each call; None takes the token from
+            `POSTROOM_TOKEN`.
+        ca: PEM file of the authorities that may have signed the server's certificate; None takes the
             system's.
-        certificate, key: files in PEM of this client's certificate, for a server that asks for one.
+        certificate, key: PEM files of this client's certificate, for a server that asks for one.
     """
 
     token_file: str | None = None
@@ -52,7 +53,7 @@ class ClientSettings(msgspec.Struct, frozen=True):
 async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterator["Mailbox"]:
     """Use the mailbox of the settings until the context manager exits; see `Session.use_any`.
 
-    Policies of topics in the settings file are not applied by way of a server.
+    A server ignores the policies of topics in the settings file.
 
     Raises: what `Session.use_any` and `connect_remote` raise.
     """
@@ -89,7 +90,7 @@ async def read_reports(session: Session, read: Callable[[Any], Any]) -> tuple[st
 
 
 def read_store(session: Session, read: Callable[[Any], Any]) -> Any:
-    """Return the result of `read` for the mailbox in the store; the owners of a namespace answer it.
+    """Return the result of `read` for the mailbox in the store; for a namespace, its owners answer.
 
     Arguments:
         read: calls an operation of a `Mailbox` or of a `Reader`.
@@ -165,7 +166,7 @@ def event_target(
 
     Arguments:
         url: None takes NATS.
-        nats: the URL of NATS then; None takes the one of `[nats]`.
+        nats: URL of NATS, if `url` is None; None takes the one of `[nats]`.
 
     Raises: WrongUsage without a context or for a URL of another scheme, InvalidRequest for an invalid one.
     """

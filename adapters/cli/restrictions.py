@@ -118,7 +118,7 @@ def parse_caveats(
     max_messages: int | None = None,
     bind_principal: bool = False,
 ) -> list[Caveat]:
-    """Return the caveats that options describe; none for options that were omitted.
+    """Return the caveats that options describe; an omitted option adds none.
 
     Raises: WrongUsage for a value that can't be parsed.
     """
@@ -181,7 +181,7 @@ class AccessSection(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `[access]`.
 
     Arguments:
-        key_file: path of the keys that sign capabilities; None is beside the store.
+        key_file: path of the keys that sign capabilities; None takes a file beside the store.
         cap_cache_ttl_ms: how long a verified token is not verified again, 5 to 120 s.
         quotas: by principal, such as `1000/1m` or `50MB/1h`; `*` applies to every principal that is not
             named.
@@ -218,8 +218,8 @@ Out = Annotated[
 def writing_token(session: Session, file: str | None) -> Iterator[Callable[[str], None]]:
     """Yield a function that writes the text of a token to a file, or to stdout for people.
 
-    A file is created before a token is made, so that none is lost because it can't be written; it replaces an
-    existing one when it is complete.
+    The file is created before the token is issued, so that no token is lost because its file can't be
+    written. It replaces an existing file once it is complete.
     """
     if file is None:
 
@@ -248,7 +248,7 @@ def writing_token(session: Session, file: str | None) -> Iterator[Callable[[str]
 
 
 def report_token(session: Session, text: str, out: str | None, *, access_key: bool = False) -> None:
-    """Report a new token: as JSON with its text, or its access key, unless that is in a file."""
+    """Report a new token; JSON has its text, and its access key if asked for, unless they are in a file."""
     token = Token.decode(text)
     identifier = token.read_identifier()
     expires = combine(identifier, token.read_caveats()).expires

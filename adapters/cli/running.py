@@ -58,8 +58,8 @@ class Reload(NamedTuple):
 
     Arguments:
         name: name of the object in the log, such as `TLS certificates`.
-        apply: applies the new settings, and reads files again that they name. Changes nothing and raises
-            PostroomError when they are invalid.
+        apply: applies the new settings, and reads the files that they name again. Changes nothing and raises
+            PostroomError when the settings are invalid.
         settings: names of the settings that it applies, or the sections, such as `topics`; changes of others
             take effect with the next start.
     """
@@ -96,7 +96,7 @@ async def running(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) sets it
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup(1) ignores it
         loop.add_signal_handler(signal.SIGHUP, hang_up)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # logs show what handlers print when they print it
@@ -115,11 +115,11 @@ async def opened(
 ) -> AsyncIterator[T]:
     """Open the store and servers that a long-running command uses, and wait while one is unavailable.
 
-    The service manager is told that the command is ready when it begins to wait, as it is during an outage.
+    A command that waits is reported to the service manager as ready, as during a later outage.
 
     Arguments:
         open_: returns a new context for each attempt.
-        is_patient: wait; otherwise the first failure is raised.
+        is_patient: whether to wait; otherwise the first failure is raised.
 
     Raises: UnusableServer, and every other error that a later attempt would raise as well.
     """
@@ -156,7 +156,7 @@ def tls_certificates(tls: "ServerTls") -> Reload:
 def mailbox_settings(session: Session, mailbox: Mailbox) -> Reload:
     """Return the reload of the settings of the mailbox; settings removed from the file stay as they are.
 
-    Nothing is changed if something would be lost, as nobody can be asked.
+    A reload that would lose something changes nothing, as nobody can be asked.
     """
     applied = session.settings.mailbox_settings()
 
@@ -204,7 +204,7 @@ class Reloader:
         """
         session = self._session
         settings = session.load()
-        if _is_complete(session):  # else flags complete a section of the file
+        if _is_complete(session):  # otherwise flags supply what the file lacks
             session.check(settings)
         configure_logs(settings.log_level, session.settings.log_format, is_reload=True)
         logger().forget()

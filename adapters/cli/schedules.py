@@ -125,7 +125,7 @@ async def pause(session: Session, name: Name) -> None:
 
 
 async def resume(session: Session, name: Name) -> None:
-    """Send the ticks of a schedule again, those from now on."""
+    """Resume a schedule: send its message at every tick from now on."""
     async with use_mailbox(session) as postroom:
         report = await postroom.resume_schedule(name)
     session.out.result(report, f"Schedule {name} is active; {_next(report)}")

@@ -34,9 +34,7 @@ async def list_searches(session: Session) -> None:
 async def save(
     session: Session,
     name: Annotated[str, Argument(help="Name of the search, up to 80 characters.")],
-    query: Annotated[
-        str, Argument(help="Link of the console's search page, or what it has after the question mark.")
-    ],
+    query: Annotated[str, Argument(help="URL of the console's search page, or only its query string.")],
     replace: Annotated[bool, Option("--replace", help="Replace a search of this name.")] = False,
 ) -> None:
     """Save a search for all who may search its topics.
@@ -60,7 +58,7 @@ async def delete(session: Session, search: Search) -> None:
 async def run(session: Session, search: Search, source: From = None) -> int | None:
     """Search the read models as a saved search does, one page; with --json, one JSON object a line.
 
-    Its columns and its moment are those of the console, and left out here.
+    The columns and the moment of a saved search are for the console, and have no effect here.
     """
     from postroom.adapters.compose.queries import parse_saved_search
 

@@ -56,7 +56,7 @@ def enter_amnesia(session: Session, *addresses: str | None) -> Session:
     """Keep this process off every disk, and return the session with its store in memory.
 
     Arguments:
-        addresses: where it is to listen.
+        addresses: addresses at which the process is to listen.
 
     Raises: InvalidSettings when the store or an address is a file.
     """
@@ -76,7 +76,7 @@ def enter_amnesia(session: Session, *addresses: str | None) -> Session:
 
 
 async def report_loss(mailbox: "Mailbox") -> None:
-    """Log how many messages end with this process."""
+    """Log how many messages are lost when this process ends."""
     backlog = await mailbox.get_backlog()
     logger().warning(
         "amnesia.forgotten",
@@ -203,7 +203,7 @@ def find_keys(session: Session) -> "KeyRing | None":
 
 
 def _instances(session: Session, console: ConsoleSettings, *, dev: bool) -> "list[InstanceSource]":
-    """Return the other mailboxes that the console shows, to holders of a token of each."""
+    """Return the other mailboxes that the console shows; each asks users for a token of its own."""
     if not console.instances:
         return []
 
@@ -247,7 +247,7 @@ def local_access(
     """Let the user of this process do everything, and audit it; yields the token of the session.
 
     Arguments:
-        admits_tokens: let the bearers of capabilities of the store in, too.
+        admits_tokens: whether to admit bearers of capabilities of the store, too.
     """
     audit = session.settings.section("audit", AuditSettings)
     if not admits_tokens:

@@ -48,7 +48,7 @@ class RelaySettings(msgspec.Struct, frozen=True):
     """Settings of `[relay]`.
 
     Arguments:
-        databases: those, other than the store, in which `MailboxOutbox` records messages.
+        databases: databases other than the store in which `MailboxOutbox` records messages.
     """
 
     databases: tuple[str, ...] = ()
@@ -78,8 +78,8 @@ class Session:
 
     Arguments:
         command: its name, shown to other processes that wait for the mailbox.
-        load: loads the settings again, from the same flags and environment, and from the file that it is
-            called with or else the same file.
+        load: loads the settings again from the same flags and environment, and from the file in its argument,
+            or without one from the same file.
         check: raises InvalidSettings for an invalid section, even one that the command does not need.
         loaded: the settings as they were loaded, if the command changed some.
     """
@@ -165,7 +165,7 @@ class Session:
         return self.store
 
     def _check_folder(self) -> None:
-        """Check that a store can be created at its path: a retry would not help, as with an outage."""
+        """Raise NotFound if the store's folder is missing: unlike in an outage, a retry would not help."""
         from postroom.adapters.compose.store import has_store
 
         if has_store(self.store):
@@ -187,10 +187,10 @@ class Session:
         return _check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)
 
     def archive(self, folder: str | None = None) -> str | None:
-        """Return the folder or URL of the archive to read, or None for none.
+        """Return the folder or URL of the archive to read, or None to read no archive.
 
         Arguments:
-            folder: value of `--archive`: empty for none; None takes the setting, if any.
+            folder: value of `--archive`; empty reads no archive, and None takes the setting, if any.
 
         Raises: NotFound if `folder` does not exist.
         """
@@ -277,9 +277,9 @@ class Session:
             gives_settings: refuse a mailbox that has other settings than the file and the environment.
             in_thread: see `share_mailbox`.
 
-        Raises: SettingsConflict; InvalidRequest for `memory:` unless the command is of use without a store
-            that lasts; NotFound when they do not exist and `create` is false, or the store's folder
-            does not exist.
+        Raises: SettingsConflict; InvalidRequest for `memory:` unless the command is useful with a store that
+            ends with it; NotFound when they do not exist and `create` is false, or the store's folder does
+            not exist.
         """
         from postroom.adapters.compose import list_mailboxes
         from postroom.adapters.compose.connect import OWNER_TIMEOUT_MS, share_mailbox
@@ -320,7 +320,7 @@ class Session:
         """Return how this process opens the mailboxes that it owns.
 
         Arguments:
-            gives_settings: see `use`.
+            gives_settings: see `use_any`.
         """
         from postroom.adapters.compose import OwnerSettings
         from postroom.domain.settings import UNCHANGED
@@ -341,7 +341,7 @@ class Session:
         """Return the databases in which recorded messages are counted.
 
         Arguments:
-            others: besides the store and the databases of [relay] and [messaging].
+            others: databases besides the store and those of [relay] and [messaging].
         """
         from postroom.adapters.compose.schedule import OutboxDatabases
 

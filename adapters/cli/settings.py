@@ -323,7 +323,7 @@ def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, s
 def parse_fields(base: msgspec.Struct, changes: Mapping[str, object], where: str) -> dict[str, Any]:
     """Return the values of some fields of a policy or of limits, whose bounds are not checked.
 
-    Arguments: as of `change_fields`.
+    Arguments: see `change_fields`.
     Raises: InvalidSettings for an unknown field, one under two names, or a value of a wrong type.
     """
     values: dict[str, Any] = {}
@@ -376,7 +376,7 @@ def _weights(value: object, where: str) -> dict[str, int]:
 
 
 def _number(key: str, value: object, where: str, *, is_duration: bool) -> int:
-    """Return a number, or a duration in ms; a number alone is one only if the key says that it is in ms."""
+    """Return a number, or a duration in ms; a bare number is a duration only if the key ends with `_ms`."""
     text = str(value)
     is_ms = key.endswith("_ms")
     if isinstance(value, int | str) and not isinstance(value, bool):
@@ -395,6 +395,6 @@ def _number(key: str, value: object, where: str, *, is_duration: bool) -> int:
 
 
 def unknown_key(key: str, keys: tuple[str, ...]) -> str:
-    """Return the end of a sentence about an unknown key, with its stop: the closest key, or all of them."""
+    """Return the end of a sentence about an unknown key, with its full stop: the closest key, or all keys."""
     close = get_close_matches(key, keys, 1)
     return f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(keys)}."

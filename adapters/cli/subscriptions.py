@@ -90,11 +90,11 @@ async def set_subscription(
         str,
         Option(
             metavar="now|beginning|POSITION|TIME",
-            help="Of a new one: which earlier messages it gets, too; RFC 3339, or an age such as 2h.",
+            help="For a new one: also copy messages from then on; RFC 3339, or an age such as 2h.",
         ),
     ] = "now",
     if_missing: Annotated[
-        bool, Option("--if-missing", help="Only create it: one that exists keeps its filter.")
+        bool, Option("--if-missing", help="Create it if it is missing; an existing one keeps its filter.")
     ] = False,
 ) -> None:
     """Create a subscription, which gets a copy of each message of its topics, or change its filter.

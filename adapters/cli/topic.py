@@ -249,7 +249,7 @@ async def _confirm(
 
 
 def note_unknown_topic(session: Session, topic: str | None, topics: "Iterable[TopicSummary]") -> None:
-    """Note for people that none of the mailboxes read has the topic that they named, and which exist."""
+    """Tell people that no mailbox that was read has the topic that they named, and which topics exist."""
     names = {each.topic for each in topics}
     if topic is not None and topic not in names:
         session.out.note(f"There is no topic {topic}; {describe_choices(topic, names)}")
@@ -268,7 +268,7 @@ def _short(name: str) -> str:
 
 
 def _shown(name: str, value: Any) -> str | int:
-    """Return the value of a field as it may be set."""
+    """Return the value of a field in the form in which users set it."""
     if type(value) is not int:
         return show_setting(value)
     return format_duration(value) if name.endswith("_ms") else value

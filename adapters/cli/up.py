@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from postroom.application.workers.worker import Worker
 
 STEADY_SECONDS = 60.0
-"""A part that ran so long before it failed starts again after the shortest pause."""
+"""A part that ran for this long before it failed restarts after the shortest pause."""
 WORKER_THREAD = "postroom-worker-"
 WATCH_MS = 200
 """Time after which a watch of files that has ended is noticed."""
 STOP_SECONDS = 5.0
-"""Time for parts to end, besides that of running handlers."""
+"""Time for parts to end, in addition to the time for running handlers."""
 
 
 class Part:
@@ -82,7 +82,7 @@ class Part:
                     await self._run()
             except MissingExtra:
                 raise
-            except Exception as error:  # whatever the code of a user raises
+            except Exception as error:  # user code may raise anything
                 reason = summarize(error)
             self.state = self.state._replace(is_running=False)
             if self._stop.is_set():
@@ -145,11 +145,11 @@ class WorkerThread:
             nonlocal failure
             try:
                 asyncio.run(self._handle())
-            except BaseException as error:  # raised again by the caller
+            except BaseException as error:  # `run` raises it
                 failure = error
             finally:
                 self._loop = None
-                with suppress(RuntimeError):  # the process ends without waiting for its handlers
+                with suppress(RuntimeError):  # closed, if the process did not wait for handlers
                     loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=run, name=f"{WORKER_THREAD}{self._worker.name}", daemon=True).start()
@@ -163,7 +163,7 @@ class WorkerThread:
         """Receive no more messages, and end when the handlers have returned; call it from any thread."""
         self._is_stopped = True
         if (loop := self._loop) is not None:
-            with suppress(RuntimeError):  # it has just ended
+            with suppress(RuntimeError):  # the loop has just ended
                 loop.call_soon_threadsafe(self._worker.stop)
 
     async def _handle(self) -> None:
@@ -174,7 +174,7 @@ class WorkerThread:
 
 
 class CodeWatch:
-    """Notices changes of the Python files of the working directory, from its creation on."""
+    """Watch of the Python files of the working directory, from its creation on."""
 
     def __init__(self) -> None:
         with explain_missing_extra("up"):
@@ -373,7 +373,7 @@ async def _up(
             with monitoring(session, metrics_port, Monitor(measure, find_missing)):
                 tasks = [asyncio.create_task(each.supervise()) for each in parts]
                 for task in tasks:
-                    task.add_done_callback(lambda _: stop.set())  # only a missing extra ends one before
+                    task.add_done_callback(lambda _: stop.set())  # before that, only a missing extra
                 names = [*(each.name for each in states()), "console"]
                 link = f"{address}{console.prefix}/start?code={code.text}"
                 async with AsyncExitStack() as watching:

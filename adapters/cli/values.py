@@ -216,7 +216,7 @@ class Process:
 
 
 def end_soon(code: int) -> None:
-    """End the command line's own process within `END_SECONDS` if it has code of the user.
+    """End the command line's own process within `END_SECONDS` if it runs user code.
 
     At exit, Python waits for every non-daemon thread, however long it runs.
     """
@@ -339,7 +339,7 @@ Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")
 
 
 def read_payload(payload: str, file: str | None) -> bytes:
-    """Return a payload: the text itself, the content of a file, or that of stdin for `-`.
+    """Return a payload: the text itself, the content of a file, or for `-` the content of stdin.
 
     Raises: InvalidRequest when it can't be read.
     """

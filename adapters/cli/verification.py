@@ -47,7 +47,7 @@ _CHAIN = re.compile("[0-9a-f]{64}")
 
 
 class LoadedAnchors(NamedTuple):
-    """Anchors of a file, and the certified times of those that have one; `times` is None if unverified."""
+    """Anchors of a file, and the times that their time stamps certify; `times` is None if not verified."""
 
     file: str | None
     anchors: Sequence["Anchor"]
@@ -85,7 +85,7 @@ def verify_erasures(session: Session, count: "CountEncrypted") -> "ErasureVerifi
     """Return the result of verifying the records of erasures, or None without settings of erasure.
 
     Arguments:
-        count: of the messages of the mailboxes.
+        count: count of the encrypted messages of the mailboxes.
     """
     if session.erasure_settings() is None:
         return None
@@ -94,7 +94,7 @@ def verify_erasures(session: Session, count: "CountEncrypted") -> "ErasureVerifi
 
 
 def show_erasures(session: Session, erasures: "ErasureVerification | None") -> None:
-    """Write for people which messages are erased, and whether that is recorded."""
+    """Write for people how many messages are erased, and whether records of the erasures exist."""
     if erasures is None:
         return
     session.out.line(
@@ -127,7 +127,7 @@ def show_verifications(session: Session, verifications: "Iterable[Verification]"
 
 
 TARGET_CHARS = 36
-"""Width of the column of message ids and topics: that of a UUID."""
+"""Width of the column of message ids and topics: the length of a UUID."""
 
 
 def audit(
@@ -248,7 +248,7 @@ async def erase(
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would become unreadable.")] = False,
     yes: Yes = False,
 ) -> int | None:
-    """Erase a data subject: destroy its key, remove what would be delivered, and record that, signed.
+    """Erase a data subject: destroy its key, remove its undelivered messages, and sign a record of that.
 
     Every copy of its encrypted messages becomes unreadable: in all stores that use the key store, and in
     their archives, exports and backups. It can't be undone. Run it again to complete an interrupted one.

@@ -106,7 +106,7 @@ async def run_worker(
 
 
 def load_worker(session: Session, app: str) -> "Worker":
-    """Import a worker by `module:name`, whose lines are logged."""
+    """Import a worker by `module:name`, and log the lines that its application writes."""
     from postroom.application.workers.worker import Worker
 
     module = app.partition(":")[0]
@@ -121,7 +121,7 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
 
     The owner of a mailbox sends the messages of its schedules, without another process. This command sends
     the messages of [schedules.NAME] in the settings file until interrupted, each once, however many processes
-    run it; times while none runs are left out.
+    run it; it skips times at which no process runs.
     """
     schedules = read_schedules(session)
     if not schedules:
@@ -159,7 +159,7 @@ def _collect(
 ) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
     """Return a function that adds the metrics of outboxes, and of the mailbox if this process owns it."""
     measure_owned = getattr(mailbox, "measure_owned", None)
-    if measure_owned is None:  # of a server, which has metrics of its own
+    if measure_owned is None:  # a server has metrics of its own
 
         async def collect_own() -> "list[Metric]":
             return collect()
@@ -174,7 +174,7 @@ def _collect(
 
 
 async def list_workers(session: Session) -> None:
-    """List the workers that run: version, handlers, how busy they are, and how long they are silent."""
+    """List the running workers: version, handlers, how busy they are, and how long they have been silent."""
     async with use_mailbox(session) as postroom:  # only the owner knows the workers
         name, workers = postroom.name, await postroom.list_workers()
     if session.out.as_json:
@@ -205,7 +205,7 @@ def _handler_cells(handler: "HandlerState | None") -> "tuple[str | int | None, .
 
 def _place_of(error: BaseException) -> str:
     """Return file and line of the user's code that raised, if any, as the end of a sentence."""
-    if isinstance(error, SyntaxError):  # whose text has them
+    if isinstance(error, SyntaxError):  # its text already has both
         return ""
     others = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen")
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
@@ -233,7 +233,7 @@ def load_object(text: str, kind: type[T]) -> T:
             value = getattr(value, part)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of the module; an extension in Rust may panic
+    except BaseException as error:  # the module may raise anything; a Rust extension may panic
         from postroom.application.telemetry import summarize
 
         said = summarize(error).rstrip(".") + _place_of(error)
