@@ -99,7 +99,7 @@ class OwnerSettings(NamedTuple):
     """How a process opens a mailbox that it owns; see `open_mailbox`.
 
     Arguments:
-        settings: of a new mailbox; an existing mailbox must have the same.
+        settings: settings of a new mailbox; an existing mailbox must have the same.
     """
 
     mode: MailboxMode | None = None
@@ -221,12 +221,12 @@ async def open_mailbox(
 def open_owner_store(store: str, settings: OwnerSettings) -> Store:
     """Return the store of a mailbox that is owned with these settings.
 
-    Raises: as `open_store` does; InvalidRequest when amnesia is to be written to a disk; UnusableStore when
-        this process may not write the file.
+    Raises: as `open_store` does; InvalidRequest for amnesia with a store that is not in memory; UnusableStore
+        when this process may not write the file.
     """
     if not settings.amnesia:
         opened = open_store(store)
-        if isinstance(opened, SqliteStore):  # before its owner's socket is looked for
+        if isinstance(opened, SqliteStore):  # check before looking for its owner's socket
             opened.check_writer()
         return opened
     if store != MEMORY:
@@ -234,7 +234,7 @@ def open_owner_store(store: str, settings: OwnerSettings) -> Store:
             f"A mailbox in amnesia mode is in memory only, not in {shown_store(store)}; name the store "
             f"{MEMORY}, or leave amnesia out."
         )
-    from postroom.adapters.memory.store import AmnesiaStore  # as `open_store`, for one kind of store
+    from postroom.adapters.memory.store import AmnesiaStore  # imported late, as in `open_store`
 
     return AmnesiaStore()
 
@@ -250,9 +250,9 @@ async def own_mailbox(
 ) -> AsyncIterator[OwnedMailbox]:
     """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
 
-    A process with the lease of the mailbox replaces any owner, which has none. The lock comes first and the
-    socket second: of many processes that try to own a mailbox, all but one soon find its socket, and only
-    that one opens the log.
+    A process that has the lease of the mailbox replaces an owner that has no lease. A process takes the lock
+    first and opens the socket second: of many processes that try to own a mailbox, one opens the log, and the
+    others soon find its socket.
 
     Arguments:
         clock: None for the clocks of the machine.
@@ -317,7 +317,7 @@ async def own_mailbox(
 
 
 async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> EventLog:
-    """Open a log in a thread; one that is open only after the caller was cancelled is closed."""
+    """Open a log in a thread; close it again if the caller was cancelled meanwhile."""
     opening = asyncio.create_task(
         asyncio.to_thread(
             store.event_log,

@@ -100,7 +100,7 @@ def verify_reserved_logs(store: str, anchors: Sequence[Anchor] = ()) -> list[Ver
     """Verify the reserved logs of a store; missing ones are skipped.
 
     Arguments:
-        anchors: as of `VerifyLog`.
+        anchors: see `VerifyLog`.
 
     Raises: BrokenLog with the first position that fails, Unavailable when the store can't be read.
     """
@@ -145,10 +145,10 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
     """Return the root keys of a store.
 
     Arguments:
-        path: of the key file; None is the path of a SQLite file with `.keys` appended, and memory for a store
-            in memory.
+        path: path of the key file; None takes the path of a SQLite store with `.keys` appended, and memory
+            for a store in memory.
 
-    Raises: InvalidRequest when a database has no path of its keys.
+    Raises: InvalidRequest for a store on a server without a path.
     """
     if path is not None:
         return FileKeyRing(os.path.abspath(check_path("The path of the key file", path)))
@@ -159,7 +159,7 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
             "The path of the key file is missing, which a store on a server needs; name one, outside the "
             "store."
         )
-    # All names of a file have the same keys, and the working directory may change.
+    # Resolve the path: all names of a file have the same keys, and the working directory may change.
     return FileKeyRing(os.path.realpath(check_path("store", store)) + SUFFIX)
 
 
@@ -177,7 +177,7 @@ def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capa
     """Open the log of the capabilities of a store, to issue and revoke them.
 
     Arguments:
-        keys: needed to issue capabilities and to rotate keys only.
+        keys: keys of the store, needed only to issue capabilities and to rotate keys.
 
     Raises: MissingExtra when `eventsourcing` is not installed, Unavailable when the store can't be used.
     """
@@ -231,10 +231,10 @@ async def open_access(
     """Check the tokens of callers of mailboxes of a store for as long as the context lasts.
 
     Arguments:
-        key_file: as of `open_key_ring`.
+        key_file: see `path` of `open_key_ring`.
         audit: settings of the audit log.
 
-    Yields: what returns the sessions of callers of a mailbox.
+    Yields: access control, which opens the sessions of a mailbox's callers.
     Raises: InvalidRequest when there is no key, MissingExtra, Unavailable when keys, capabilities or the
         audit log can't be read.
     """
@@ -262,7 +262,7 @@ async def open_local_access(
     Arguments:
         issued: keys of the store, so that the capabilities that it issued are valid, too.
 
-    Yields: what returns the sessions of callers of a mailbox, and the token.
+    Yields: access control, which opens the sessions of a mailbox's callers, and the token.
     Raises: Unavailable when the audit log can't be written, InvalidRequest for an unusable key file.
     """
     now = SystemClock().wall()
@@ -306,10 +306,10 @@ class _LocalKeyRing(MemoryKeyRing):
 
 
 class _NoRevocations:
-    """The revocations of a token that ends with its process."""
+    """An empty list of revocations, for a token that ends with its process."""
 
     def read_revocations(self, revocations: Revocations) -> None:
-        """Add none."""
+        """Add nothing."""
 
 
 def _user_name() -> str:

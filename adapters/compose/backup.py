@@ -60,7 +60,7 @@ def back_up(
         file = folder / STORE
         kind = _copy(place, store, file, progress)
         heads = SqliteStoreSnapshot(file).heads()
-        # After the copy: what retention removed from the log before it is in the archive by now.
+        # List the segments after the copy: by then, the archive has what retention removed before the copy.
         segments = _segments(archive)
         manifest = Manifest(FORMAT, kind, created_at, heads, describe_files(folder), segments)
         complete(folder, target, manifest)

@@ -49,7 +49,7 @@ async def connect_cluster(
     """Use a mailbox of a cluster, or a namespace as one mailbox, for as long as the context lasts.
 
     A proxy tells where the owners of mailboxes are; they are called directly, or through a proxy while that
-    fails. Without an answer of one proxy the next one is asked.
+    fails. If a proxy does not answer, the client asks the next one.
 
     Arguments:
         url: `postroom://PROXY,.../NAMESPACE` for all mailboxes of a namespace, or
@@ -135,7 +135,7 @@ def parse_cluster_url(url: str) -> ClusterUrl:
     proxies = tuple(_parse_proxy(each) for each in hosts.split(",")) if "@" not in hosts else (None,)
     name = unquote(path.rstrip("/"), errors="replace")
     if not slash or None in proxies or len(proxies) > MAX_PROXIES or not {"?", "#"}.isdisjoint(path):
-        shown = url.rpartition("@")[2][:200] if "@" in hosts else url[:200]  # before the @ may be a password
+        shown = url.rpartition("@")[2][:200] if "@" in hosts else url[:200]  # a password may precede the @
         raise InvalidRequest(
             f"{shown!r} is not the URL of a cluster; expected postroom://HOST:PORT,.../NAMESPACE, or "
             "NAMESPACE@ID for one mailbox."

@@ -55,8 +55,8 @@ class ClientTls(NamedTuple):
     """Certificates, as paths of files in PEM, for `https://`, `grpcs://` and `postrooms://`.
 
     Arguments:
-        ca: of the authorities that the server's certificate may be signed by; None takes the system's.
-        certificate, key: of the client, for a server that asks for them.
+        ca: certificates of the authorities that may have signed the server's; None takes the system's.
+        certificate, key: certificate and key of the client, for a server that asks for them.
     """
 
     ca: str | None = None
@@ -189,7 +189,7 @@ def _parse(url: str) -> str:
 
 
 def _malformed_url(url: str) -> InvalidRequest:
-    shown = url.rpartition("@")[2][:200]  # before the @ there may be a password
+    shown = url.rpartition("@")[2][:200]  # a password may precede the @
     return InvalidRequest(
         f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, https, grpcs, "
         "http+unix:/PATH, grpc+unix:/PATH or postroom://HOST:PORT/NAMESPACE."
@@ -322,7 +322,7 @@ def connect(
         timeouts: dict[str, Any] = {"timeout_ms": timeout_ms, "owner_timeout_ms": owner_timeout_ms}
         if "@" in check_any_text("The mailbox name", mailbox):
             return share_mailbox(address, mailbox, settings=settings, **timeouts)
-        from postroom.adapters.compose.store_namespace import share_namespace  # few stores have any
+        from postroom.adapters.compose.store_namespace import share_namespace  # few stores have namespaces
 
         return share_namespace(address, mailbox, share_mailbox, settings=settings, **timeouts)
 

@@ -83,8 +83,8 @@ def console_mount(
         code: starts the session of the local user; None if sessions start with capability tokens.
         is_alone: serve only the console.
         parts: see `ConsoleData`.
-        find_failed_work: returns what the settings of the process name, but for the ingestions of
-            `[console] namespaces`.
+        find_failed_work: returns the failed work that the settings of the process name, except for the
+            ingestions of `[console] namespaces`.
         instances: other mailboxes that the console shows, each with its own sessions.
 
     Raises: InvalidRequest for invalid settings; MissingExtra.

@@ -36,10 +36,10 @@ class InstanceSource(NamedTuple):
     """Source of a mailbox that a console shows beside others.
 
     Arguments:
-        name: of the instance, in its path.
-        settings: of its console.
-        open_service: opens its service, which stops at the event, and yields it with the token of the
-            sessions that the link of the console starts; raises PostroomError if it can't be reached.
+        name: name of the instance, as in its path.
+        settings: settings of its console.
+        open_service: opens its service, which stops when the event is set, and yields it with the token of
+            the sessions that the console's link starts; raises PostroomError if the mailbox can't be reached.
         open_control_plane, find_failed_work: see `console_mount`.
     """
 
@@ -62,9 +62,9 @@ async def open_instances(
     """Yield the application of a console of several mailboxes; the process serves nothing else.
 
     Arguments:
-        settings: of the prefix; each instance has its own settings besides.
+        settings: settings that name the prefix; each instance has settings of its own, too.
         stopping: set when the process begins to stop.
-        code: of the link.
+        code: code of the link.
 
     Raises: MissingExtra.
     """
@@ -83,7 +83,7 @@ async def open_sources(
     """Yield instances; a background task opens each when it can be reached.
 
     Arguments:
-        own: name of the mailbox that the process serves itself; None for none.
+        own: name of the mailbox that the process serves itself; None if it serves no mailbox.
     """
     await asyncio.to_thread(import_app)
     from postroom.adapters.console.app import new_sessions

@@ -72,7 +72,7 @@ class Opener(NamedTuple):
         """Return the application, whose sources are open until `opened` is closed.
 
         Arguments:
-            options: of `make_console`, besides those of the frame.
+            options: options of `make_console` that the frame lacks.
         """
         make_console = await asyncio.to_thread(import_app)
         cluster = None

@@ -156,8 +156,8 @@ def open_leases(store: str, stream: LeaseStreamSettings | None = None) -> Iterat
     """Open the stores of an admin for as long as the context lasts; blocks.
 
     Arguments:
-        store: path of a SQLite file, `postgresql://...`, or `memory:`; with a stream, of the tables only.
-        stream: keeps the leases.
+        store: path of a SQLite file, `postgresql://...`, or `memory:`; with a stream, it has only the tables.
+        stream: settings of the JetStream stream that keeps the leases; None keeps them in `store`.
 
     Raises: InvalidRequest for an address of another kind, Unavailable when a store can't be used,
         MissingExtra when a package is not installed.
@@ -193,7 +193,7 @@ async def serve_admin(
 
     Arguments:
         listen: `host:port`, port 0 for any free one; or `unix:path`.
-        access: how proxies and runners are authenticated, and proxies are called.
+        access: credentials to authenticate proxies and runners, and to call proxies.
         protection: required for an address beyond loopback.
 
     Raises: InvalidRequest for an address that is malformed or not protected, Unavailable when it can't be
@@ -254,7 +254,7 @@ def connect_control_plane(
 
 
 def check_admins(text: str) -> list[str]:
-    """Return the addresses of admins, which are separated by commas, or raise InvalidRequest."""
+    """Return the addresses in a comma-separated list of admins, or raise InvalidRequest."""
     return [check_address("An address of admins", each.strip()) for each in text.split(",")]
 
 
@@ -262,9 +262,9 @@ def advertised_address(url: str, target: Address, address: str | None) -> str:
     """Return the address at which other processes of a cluster reach this one.
 
     Arguments:
-        url: at which it serves.
-        target: at which it was asked to listen.
-        address: what the settings say; None takes the one at which it serves.
+        url: URL at which it serves.
+        target: address at which it was asked to listen.
+        address: address in the settings; None takes the one at which it serves.
 
     Raises: InvalidRequest when the settings name no address and it listens at all addresses of the machine.
     """

@@ -27,7 +27,7 @@ from postroom.application.queries.mailbox_past import LogTime
 
 
 class ErasurePreview(NamedTuple):
-    """Messages that an erasure would make unreadable, and how many of the subject were never encrypted."""
+    """Messages that an erasure would make unreadable, and the number of the subject's plaintext messages."""
 
     subject: Subject
     messages: list[SubjectMessages]
@@ -35,14 +35,14 @@ class ErasurePreview(NamedTuple):
 
 
 class ErasureVerification(NamedTuple):
-    """What `Erasures.verify` compared.
+    """Result of `Erasures.verify`.
 
     Arguments:
         records: number of records, all of which are signed.
-        public_key: in hex, that verifies them.
-        ends: number of ends of logs in the records of this store.
-        ends_in_logs: of these, those that the logs still contain; fewer after retention or a restore.
-        encrypted, erased: messages of the logs that are encrypted, and those whose key was destroyed.
+        public_key: key that verifies them, in hex.
+        ends: number of log ends in the records of this store.
+        ends_in_logs: how many of these ends the logs still contain; fewer after retention or a restore.
+        encrypted, erased: number of encrypted messages in the logs, and of those whose key was destroyed.
     """
 
     records: int
@@ -57,8 +57,8 @@ class Erasures:
     """Erasures in a store.
 
     Arguments:
-        mailboxes: of the store.
-        owner: settings with which mailboxes that no process owns are opened, including erasure.
+        mailboxes: names of the store's mailboxes.
+        owner: settings for opening mailboxes that no process owns, including erasure.
         archive: folder with the records that retention removed.
     """
 
@@ -74,7 +74,7 @@ class Erasures:
         self._mailboxes = mailboxes
         self._owner = owner
         self._archive = archive
-        # What a preview read of the logs, by pseudonym and mailbox: the record reads on from there.
+        # What previews read of the logs, by pseudonym and mailbox: an erasure reads on from there.
         self._reads: dict[tuple[str, str], SubjectInLog] = {}
         valid = settings.validate()
         self._master_key = open_master_key(valid)
@@ -109,7 +109,7 @@ class Erasures:
         """Verify the records, and compare them with the key store and the logs.
 
         Arguments:
-            count: of the messages of all mailboxes; None reads their logs.
+            count: count of the encrypted messages of all mailboxes; None counts them in the logs.
 
         Raises: IntegrityFailure, UnknownPseudonym, Unavailable.
         """

@@ -63,7 +63,8 @@ def export_messages(
         store: path of a SQLite file, or `postgresql://` URL.
         filter_: what to export.
         format_: `parquet`, `csv` or `json`, a line for each message.
-        file: it contains the complete export afterwards, or is unchanged; its folder is created if missing.
+        file: target file, which afterwards contains the complete export or is unchanged; its folder is
+            created if missing.
         envelope: include envelopes, without the publishers' auth tokens.
         payload: include payloads that are not encrypted.
         overwrite: replace an export of the same format.
@@ -107,7 +108,7 @@ def main() -> None:
     """Run the export that stdin describes; it ends when nobody reads stdout any more."""
     os.nice(NICENESS)
     out = open(os.dup(1), "wb", buffering=0)  # noqa: SIM115  # the process ends with it
-    os.dup2(2, 1)  # nothing else may write to it
+    os.dup2(2, 1)  # nothing else may write to the pipe
 
     def write(kind: int, data: bytes, messages: int = 0, payload_bytes: int = 0) -> None:
         frame = memoryview(HEADER.pack(kind, len(data), messages, payload_bytes) + data)
@@ -135,7 +136,7 @@ def main() -> None:
 def _export(job: ExportJob, put: Callable[[ExportPart], None]) -> None:
     payload = job.options.payload
     with closing(open_read_models(job.store)) as read_models:
-        read_models.facets(job.filter, (), cap=1)  # an error is told before the first part
+        read_models.facets(job.filter, (), cap=1)  # report an error before the first part
         export = StreamedExport(job.options, put, envelope=payload)
         with suppress(LimitReached):
             ExportMessages(read_models, envelope=payload, payload=payload)(job.filter, export.write)
@@ -152,8 +153,8 @@ class StoreSearchQueries(SearchQueries):
 
     Arguments:
         read_models: of the store; the caller closes them.
-        mailbox: whose messages are read.
-        search_unsettled: searches them without read models.
+        mailbox: mailbox whose messages are read.
+        search_unsettled: searches unsettled messages without read models.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class StoreSearchQueries(SearchQueries):
     ) -> AsyncIterator[AsyncIterator[ExportPart]]:
         """Read all matching messages; see `SearchQueries.export`.
 
-        Raises: Saturated when as many exports run as may.
+        Raises: Saturated when the maximum number of exports is running.
         """
         job = ExportJob(self._store, filter_of_mailbox(filter_, self._mailbox), options)
         if self._exports >= MAX_EXPORTS:
@@ -207,7 +208,7 @@ class StoreSearchQueries(SearchQueries):
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-                # Not `wait()`, which waits for the end of a pipe that has unread data and is not read.
+                # Not `wait()`, which would wait for the end of a pipe whose data nobody reads.
                 await wait_uncancelled(process.communicate())
         finally:
             self._exports -= 1

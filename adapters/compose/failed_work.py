@@ -45,7 +45,7 @@ def recorded_failures(addresses: Sequence[str], mailbox: str) -> list[FailedWork
     """Return the failures of the messages that transactions recorded in databases for a mailbox."""
     stores: dict[str, Store] = {}
     for address in addresses:
-        with suppress(PostroomError):  # the count of messages tells that it can't be used
+        with suppress(PostroomError):  # the count of messages reports an unusable store
             store = open_store(address)
             if address != MEMORY and scheme_of(address) != JETSTREAM_SCHEME:
                 stores.setdefault(store.identity, store)
@@ -77,7 +77,7 @@ def _text(at: datetime | None) -> str:
 
 
 class OutboxFailures:
-    """The events of an outbox that were not published, also rows that a capture could not read.
+    """The events of an outbox that were not published, and rows that a capture could not read.
 
     Arguments:
         has_capture: whether a table is captured.
@@ -236,7 +236,7 @@ class RecordedFailures:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[MessageOutbox]:
         outbox = await asyncio.to_thread(self._store.message_outbox, self._mailbox)
-        assert outbox is not None  # of a store with transactions
+        assert outbox is not None  # a store with transactions has an outbox
         try:
             async with _within(READ_SECONDS, self.name):
                 yield outbox
@@ -295,7 +295,7 @@ class IngestFailures:
         source = self._source
         if not isinstance(source, NatsSource):  # Redis forgets its lag when entries are deleted
             return None
-        with suppress(PostroomError):  # an account that may not list streams
+        with suppress(PostroomError):  # the account may lack the right to list streams
             async with open_streams(nats_settings(source)) as streams:
                 progress = [
                     each.waiting + each.unsettled

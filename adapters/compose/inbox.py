@@ -210,7 +210,8 @@ async def open_dead_letters(
         messaging: database and context of the service.
         nats: address of NATS, to which dead letters are redriven.
         settings: of the inbox.
-        can_redrive: connect to a handler; without one, dead letters can only be listed and discarded.
+        can_redrive: whether to connect to a handler; without one, dead letters can only be listed and
+            discarded.
         handler: instead of the URL of the settings.
     """
     async with AsyncExitStack() as stack:
@@ -233,7 +234,7 @@ async def _open_source(
 ) -> Source:
     """Return the source of a worker: the stream itself, or a share of the queue of ordered workers.
 
-    Raises: InvalidRequest for a worker that is not ordered beside ordered workers.
+    Raises: InvalidRequest for an unordered worker while ordered workers share the consumer.
     """
     queue = PostgresInboxQueue(messaging.database, f"{consumer.stream}/{consumer.durable}", messaging.tables)
     stack.push_async_callback(queue.close)

@@ -321,8 +321,8 @@ async def open_ingest_dead_letters(source: MessageSource) -> AsyncIterator[Inges
                 yield admin
         case _:
             raise InvalidRequest(
-                "Single dead letters can be read of NATS and Redis, if the source names their subject or "
-                "stream; use the tools of Kafka and RabbitMQ for theirs."
+                "Single dead letters can be read from NATS and Redis, if the source names their subject or "
+                "stream; for Kafka and RabbitMQ, use their tools."
             )
 
 

@@ -49,7 +49,7 @@ def migrate_store(url: str, *, dry_run: bool = False, grant_to: Sequence[str] = 
     """
     if is_url(url):
         return _migrate(url, "store", dry_run, grant_to)
-    if scheme_of(url) == JETSTREAM_SCHEME:  # whose streams its first owner creates
+    if scheme_of(url) == JETSTREAM_SCHEME:  # its first owner creates its streams
         return []
     return migrate(Path(os.path.realpath(url)), dry_run=dry_run)
 
@@ -109,15 +109,15 @@ class _FormerStore(StoreSnapshot):
         return self._logs[mailbox].commits()
 
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
-        """Yield the entries of the index of the commits, which were read before."""
+        """Yield the index entries of the commits, which the caller must have read before."""
         return self._logs[mailbox].entries()
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
-        """Return none: the next owner replays the log once."""
+        """Return an empty iterator: the next owner replays the log once."""
         return []
 
     def seal(self, mailbox: str) -> Seal | None:
-        """Return the end of the commits, which were read before, if the log was sealed."""
+        """Return the end of the commits, which the caller must have read before, if the log was sealed."""
         log = self._logs[mailbox]
         return Seal(log.last, log.chain) if log.last and list(self._rows("seal", mailbox)) else None
 
@@ -133,7 +133,7 @@ class _FormerStore(StoreSnapshot):
 
 
 def import_store(old: str, new: str, progress: Callable[[int], None] = lambda _: None) -> list[str]:
-    """Copy a store of the format before commits into a new one, and verify that; the old one is not changed.
+    """Copy a store in the format without commits into a new one, and verify it; the old one is not changed.
 
     Arguments:
         old: a SQLite file or `postgresql://...`; no process may write it.
@@ -235,7 +235,7 @@ def _reading_database(url: str) -> Iterator[_Source]:
         connection.execute(_SQL["postgres_snapshot"].encode())
 
         def query(statement: str) -> Iterator[tuple[Any, ...]]:
-            with connection.cursor(name="records") as cursor:  # on the server, as a log may be long
+            with connection.cursor(name="records") as cursor:  # a server-side cursor, as a log may be long
                 cursor.execute(statement.encode())
                 yield from cursor
 

@@ -55,7 +55,7 @@ def is_installed() -> bool:
 def check_installed() -> None:
     """Raise MissingExtra unless the SDK is installed."""
     if not is_installed():
-        _make_server()  # raises
+        _make_server()  # raises MissingExtra
 
 
 def limit_token(token: str, settings: McpSettings) -> str:

@@ -154,7 +154,8 @@ async def open_monitored_relay(
         token of a subject, or the topic can't be filled in.
     """
     settings = settings or OutboxSettings()
-    EventRoute(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    # Invalid settings fail before anything is connected.
+    EventRoute(messaging.context, settings.topic or SUBJECT)
     new_format(settings.format, messaging.context, NATS, source=settings.source)
     trace_if_used()
     async with AsyncExitStack() as stack:
@@ -215,7 +216,7 @@ def new_relay(
 
 
 async def create_slot(messaging: MessagingSettings, settings: CaptureSettings) -> bool:
-    """Create the publication and the replication slot if they are missing; return whether the slot was.
+    """Create the publication and the replication slot if they are missing; return whether the slot is new.
 
     Raises: InvalidRequest if the database can't be used as configured, Unavailable when it can't be used.
     """
@@ -276,7 +277,8 @@ async def open_monitored_capture(
         token of a subject, the topic can't be filled in, or the table is the outbox table itself.
     """
     settings = settings or OutboxSettings()
-    EventRoute(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    # Invalid settings fail before anything is connected.
+    EventRoute(messaging.context, settings.topic or SUBJECT)
     new_format(settings.format, messaging.context, NATS, source=settings.source)
     _check_table(messaging, capture)
     trace_if_used()

@@ -1,4 +1,4 @@
-"""What concerns a whole process: its traces, metrics, memory and service manager."""
+"""Traces, metrics, memory protection and service manager of a process."""
 
 import asyncio
 import os
@@ -69,7 +69,7 @@ def export_traces(endpoint: str | None) -> Iterator[None]:
     except MissingExtra as error:
         if endpoint is not None:
             raise
-        logger().warning("tracing.unavailable", error=str(error))  # the environment is not ours alone
+        logger().warning("tracing.unavailable", error=str(error))  # other programs may use these variables
         yield
         return
     with exporting_tracer(endpoint) as exporting:

@@ -52,7 +52,7 @@ class RunningFollower:
         return self._follower.counts
 
     def stop(self) -> None:
-        """End `run`; a batch under way is undone."""
+        """End `run`; a batch in progress is rolled back."""
         self._stop.set()
 
     def run(self, *, once: bool = False) -> None:
@@ -81,7 +81,8 @@ def make_follower(
     """Return a follower of a store's read models; see `Follower`.
 
     Arguments:
-        into: `clickhouse:` or `chdb:` address into which they were built; None for the store's own.
+        into: `clickhouse:` or `chdb:` address of read models outside of the store; None follows the store's
+            own.
     """
     return Follower(
         open_updater(store, into),
@@ -99,7 +100,7 @@ def open_follower(
 
     Arguments:
         address: of the store.
-        max_events: records of a batch, at most.
+        max_events: maximum number of records in a batch.
         into: see `make_follower`.
     """
     with closing(make_follower(open_store(address), max_events=max_events, into=into)) as follower:
@@ -138,20 +139,21 @@ def rebuild_projections(
 
     Arguments:
         address: of the store.
-        archive: folder or URL of the log archive, to be read as the log's beginning, and by followers of the
-            new version. It is an argument, as of `open_mailbox`: functions read no settings.
+        archive: folder or URL of the log archive, which the rebuild and the followers of the new version read
+            as the log's beginning. It is an argument, as in `open_mailbox`, because functions read no
+            settings.
         into: a target instead of the store's own read models; see `open_target`.
         engine: `local`, this process; `spark`; or `auto`, which takes Spark for logs of more than 10 million
             records where pyspark and Java are installed, and for a process that `spark-submit` started.
         runner: runs the tasks instead of the engine's runner.
         progress: called repeatedly with what has been read, from this thread.
         only: names of the models to rebuild; empty for all.
-        to_position: `N`, or `MAILBOX:N`: the positions of the logs at which it stops.
+        to_position: positions of the logs at which to stop, each `N` or `MAILBOX:N`.
         compare: count the rows that differ from the active version.
         bodies: topics whose bodies are searched for words.
         restart: start over, instead of continuing an interrupted rebuild.
         verify: check the hashes of the log while it is read.
-        allow_gaps: build from a log of which records are missing.
+        allow_gaps: build even if records are missing from a log.
     """
     store = open_store(address)
     archive = None if archive is None else archive_address(archive)

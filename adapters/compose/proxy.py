@@ -45,8 +45,8 @@ class ServedProxy(NamedTuple):
     """A proxy that is served.
 
     Arguments:
-        url: at which it is served.
-        address: at which admins and other processes reach it.
+        url: URL at which it is served.
+        address: address at which admins and other processes reach it.
         proxy: its routing table.
         host: the mailboxes of its own runner; None without one.
     """
@@ -76,8 +76,8 @@ async def serve_proxy(
         listen: `host:port` or `unix:path`.
         access: credentials of this process.
         protection: required for an address beyond loopback.
-        address: at which other processes reach it; None takes `listen`.
-        runner: a runner in this process; None for none.
+        address: address at which other processes reach it; None takes `listen`.
+        runner: a runner in this process; None runs no runner.
 
     Raises: InvalidRequest for an address that is malformed or not protected, Unavailable when it can't be
         bound, MissingExtra without grpcio.
@@ -104,7 +104,7 @@ async def serve_proxy(
         handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
         url = await stack.enter_async_context(serve_handlers(target, handlers, tls, protection.limits))
         reached_at = advertised_address(url, target, address)
-        stack.push_async_callback(proxy.leave)  # before the calls in progress end
+        stack.push_async_callback(proxy.leave)  # leave before the calls in progress end
         await stack.enter_async_context(background_task(proxy.run(reached_at)))
         await stack.enter_async_context(background_task(channels.run(proxy.addresses)))
         owner = None

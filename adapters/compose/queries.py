@@ -1,4 +1,4 @@
-"""Readers of a store's log and read models, also of those that were built for another tool."""
+"""Readers of a store's log and read models, including read models that were built for another tool."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -130,12 +130,12 @@ def read_mailbox(
         erasure: decrypts messages; without it, encrypted ones are returned as they are stored.
 
     Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
-        archive is of another store; BrokenLog when records are missing between the two.
+        archive is of another store; BrokenLog when records are missing between archive and store.
     """
     protection = None if erasure is None else open_protection(erasure)
     log = open_store(store).existing_log(check_mailbox(mailbox))
     try:
-        # Looked for first, as PyArrow takes long to load.
+        # Look for the archive first, as PyArrow takes long to load.
         if archive is not None and has_archive(archive, mailbox):
             yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock(), protection)
         else:
@@ -151,7 +151,7 @@ def read_projections(
     """Query the read models of a store.
 
     Arguments:
-        source: where they were built into; see `open_read_models`.
+        source: target into which they were built; see `open_read_models`.
         erasure: finds encrypted messages by their subjects.
 
     Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
@@ -175,7 +175,7 @@ def parse_saved_search(query: str) -> EventFilter:
 
 
 def _subject_policies(store: str) -> dict[str, SubjectPolicy]:
-    """Return by mailbox and topic for which subjects the messages of a store are encrypted."""
+    """Return the policies that say for which subjects messages are encrypted, by mailbox and topic."""
     policies: dict[str, SubjectPolicy] = {}
     for name in list_mailboxes(store):
         with read_mailbox(store, name) as reader:
@@ -251,7 +251,7 @@ def open_clickhouse(address: str, refusal: str) -> "ClickHouseDatabase":
 
     Arguments:
         address: `chdb:FOLDER` or `clickhouse://user:password@host:port/database`; see `open_target`.
-        refusal: what other addresses can't be, such as `can't be queried`.
+        refusal: predicate of the error for any other address, such as `can't be queried`.
 
     Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
     """

@@ -102,12 +102,13 @@ def report_frame(
         spark: a session with which Postroom's data sources are registered.
         store: path or URL of the store.
         report: `latency`, `retries`, `traffic`, `sla` or `whatif`, or a report of your own.
-        mailbox: name, or the beginning of names followed by `*`; None for all.
+        mailbox: a name, or a prefix followed by `*`; None for all.
         topic: a topic, or with `*` at its end those that begin so.
-        since, until: of sending, or of the failure in `retries`; the first included, the second not.
+        since, until: range of the time of sending, or of the failure in `retries`; `until` is exclusive.
         archive: folder of the records that retention removed.
         policies: of `whatif`, at most 60.
-        parameters: of the report, in µs: `period`, `bound` of `sla`; `by_topic` of `whatif` is 0 or 1.
+        parameters: parameters of the report: `period`, and for `sla` `bound`, in µs; for `whatif` `by_topic`,
+            0 or 1.
 
     Raises: InvalidRequest for an unknown report or parameter; Unavailable when the store can't be read.
     """
@@ -233,7 +234,7 @@ def _time(micros: int | None) -> str | None:
 
 
 def write_parquet(report: Report, rows: "pa.Table", folder: str, *, overwrite: bool = False) -> None:
-    """Write the rows of a report to a Parquet file in a folder, which has all of them or is unchanged.
+    """Write the rows of a report to a Parquet file in a folder, all or none.
 
     Arguments:
         overwrite: replace a folder that this function wrote.

@@ -71,7 +71,7 @@ async def restore(
     Arguments:
         store: address of an empty store, unless `replace` is set.
         replace: replace the contents of the store; no process may use it.
-        discard_newer: number of the store's records that the backup lacks, which are given up.
+        discard_newer: number of records to give up: those that the store has and the backup lacks.
 
     Raises: InvalidRequest when the store is not empty, has another number of newer records, or can't hold the
         backup's data; MailboxOwned and Unavailable when a process uses it; NotFound and IntegrityFailure as
@@ -104,7 +104,7 @@ async def restore(
         )
     async with AsyncExitStack() as opened:
         await _own(place, existing, manifest, wait_ms, opened)
-        # Not in a thread: if the command was interrupted, ownership would end before the thread.
+        # Not in a thread: if the command were interrupted, ownership would end before the thread does.
         epochs, losses = run(place, backup, manifest, discard_newer, progress)
     return Restoration(place.where, manifest, epochs, losses)
 
@@ -139,7 +139,7 @@ def _replace_file(
             "into a postgresql:// URL."
         )
     with writing(path), temporary_folder(path) as folder:
-        # What is verified is the copy, not a backup that could change until it is copied.
+        # Verify the copy: the backup could change between its verification and the copying.
         snapshot = SqliteStoreSnapshot(folder / STORE)
         copy_from(backup, STORE, snapshot.path)
         check_files(backup, manifest, folder)
@@ -193,7 +193,7 @@ def _load_database(
     with loading_store(url) as loader:
         losses = _losses(place, loader.mailboxes(), snapshot)
         check_losses(losses, 0, place.where, discard_newer)
-        loader.clear()  # refuses if the outbox has messages
+        loader.clear()  # raises InvalidRequest if the outbox has messages
         copy_store(snapshot, loader, manifest.mailboxes, fences)
         loader.load_tables(backup)
     return _epochs(fences), losses
@@ -221,8 +221,8 @@ def _load_streams(
     if others or next(snapshot.recorded_messages(), None) is not None:
         what = f"tables ({', '.join(others)})" if others else "messages that transactions recorded"
         raise InvalidRequest(
-            f"The backup {backup} has {what} that JetStream can't hold; restore it into a database of the "
-            "kind that it is of."
+            f"The backup {backup} has {what} that JetStream can't hold; restore it into a store of the "
+            "kind from which it was made."
         )
     check_losses([], 0, place.where, discard_newer)
     fences = _fences(snapshot, manifest)

@@ -64,9 +64,9 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         runner, proxy: ids of the runner, and of the proxy that it belongs to.
-        mailboxes: those that it always tries to own.
+        mailboxes: mailboxes that it always tries to own.
         listen: `host:port` or `unix:path` of its gRPC server.
-        address: at which the other processes reach it; None takes `listen`.
+        address: address at which the other processes reach it; None takes `listen`.
         namespaces: configuration of the ingestion of mailboxes, by mailbox.
     """
 
@@ -102,8 +102,8 @@ class StoreHost(MailboxHost):
     def __init__(self, store: str, settings: RunnerSettings, access: Access) -> None:
         if store == MEMORY:
             raise InvalidRequest(
-                "The mailboxes of a runner move to others, which a store in memory would not survive; name a "
-                "file or a postgresql:// URL."
+                "A runner's mailboxes move to other runners, which can't read a store in memory; name a file "
+                "or a postgresql:// URL."
             )
         self.served = ServedMailboxes()
         self._address = store
@@ -149,7 +149,7 @@ class StoreHost(MailboxHost):
     async def reload(self, settings: SettingsChanges) -> None:
         """Open mailboxes with other settings, and change what differs in those that are open.
 
-        A mailbox that refuses them, or would lose something by them, is served on.
+        A mailbox that refuses them, or would lose something by them, stays open with its former settings.
         """
         changes = changed_settings(self._settings.owner.settings, settings)
         owner = self._settings.owner._replace(settings=settings)

@@ -32,14 +32,14 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Arguments:
         cron: five fields (minute, hour, day, month, day of the week), or six with seconds first.
-        topic, payload: of the message of each tick; the payload is text.
+        topic, payload: topic and payload (text) of the message that each tick sends.
         timezone: IANA name of the zone in which `cron` is read.
         content_type: media type of the payload.
         attrs: custom headers.
         sticky_key: up to 255 characters; messages with the same key keep their order.
         ttl_seconds: age at which a message is dead-lettered if undelivered; 0 uses the topic's retention.
-        missed: ticks that are sent of those that passed while the process was suspended or the mailbox could
-            not be used: the last one, all, or none.
+        missed: what is sent for ticks that passed while the process was suspended or the mailbox could not be
+            used: the last one, all, or none.
     """
 
     cron: str
@@ -75,7 +75,7 @@ def make_schedules(schedules: Mapping[str, ScheduleSettings]) -> list[Schedule]:
         )
         try:
             next_tick = cron_ticks(settings.cron, settings.timezone)
-            factory.from_message(message)  # a message that is invalid would be refused at every tick
+            factory.from_message(message)  # an invalid message would be refused at every tick
         except InvalidRequest as error:
             raise InvalidRequest(f"Schedule {name}: {error}") from error
         made.append(Schedule(name, next_tick, message, settings.missed))
@@ -83,7 +83,7 @@ def make_schedules(schedules: Mapping[str, ScheduleSettings]) -> list[Schedule]:
 
 
 def make_scheduler(mailbox: Mailbox, schedules: Sequence[Schedule]) -> Scheduler:
-    """Return the scheduler of some schedules that sends to a mailbox."""
+    """Return a scheduler that sends the messages of schedules to a mailbox."""
 
     async def now() -> datetime:
         return datetime.fromisoformat((await mailbox.get_backlog()).as_of)
@@ -116,8 +116,8 @@ class OutboxRelays:
         """Relay the messages recorded at these addresses until `close`, as soon as they can be used.
 
         Arguments:
-            addresses: paths of SQLite files and `postgresql://...`; those that are relayed already are
-                passed over.
+            addresses: paths of SQLite files and `postgresql://...`; addresses that are relayed already are
+                skipped.
 
         Raises: InvalidRequest for a malformed address, or when there are too many.
         """
@@ -155,7 +155,7 @@ async def check_outboxes(addresses: Sequence[str]) -> None:
 
 
 class OutboxDatabases(NamedTuple):
-    """Databases in which the messages that nobody reads are counted.
+    """Databases whose recorded messages are counted, to find those that no owner reads.
 
     Arguments:
         store: the store of the mailboxes that read messages.
@@ -177,7 +177,7 @@ class OutboxDatabases(NamedTuple):
         home = open_store(self.store)
         now = SystemClock().wall()
         mailboxes: list[str] = []
-        with suppress(PostroomError):  # the count of the store says why
+        with suppress(PostroomError):  # the count of the store reports the reason
             mailboxes = [] if self.store == MEMORY else home.mailboxes()
         relayed, seen, counted = len(self.relayed) + 1, set(), []
         for number, address in enumerate((self.store, *self.relayed, *self.others)):

@@ -72,8 +72,8 @@ async def serve_mailbox(
         store: the store of the mailbox.
         access: decides what the bearer of a token may do; `unrestricted` lets every caller do everything.
         search: searches messages in place of the mailbox.
-        measure: returns the metrics of the mailbox; None for none.
-        cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
+        measure: returns the metrics of the mailbox; None measures nothing.
+        cap_cache_ttl_ms: how long `access` caches the verification of a token, for the metrics.
         outboxes: see `Service`.
 
     Yields: the addresses of the surfaces.

@@ -32,7 +32,7 @@ OptionValue = str | int | Path
 def open_log(options: Options) -> LogReader:
     """Return the reader of the log of the store that the options name.
 
-    Raises: InvalidRequest when they name none or two.
+    Raises: InvalidRequest when they name no store, or two.
     """
     path, url = options.text("path"), options.text("url")
     if path and url:
@@ -96,9 +96,9 @@ SOURCES = (PostroomEvents, PostroomMessages, PostroomPayloads)
 def events(spark: "SparkSession", store: str | Path, **options: OptionValue | None) -> "DataFrame":
     """Return the events of a store; Spark scans the segments of its archive natively.
 
-    Filters and the choice of columns reach the Parquet files. Other events, such as those that are only in
-    the log, come from the data source `postroom_events`, and so do all if Spark has no connector for the
-    archive's object store. The call sets the end of each log.
+    Spark pushes filters and the choice of columns down to the Parquet files. The data source
+    `postroom_events` reads all other events, such as those that are only in the log; it reads all events if
+    Spark has no connector for the archive's object store. The end of each log is fixed by this call.
 
     Arguments:
         spark: a session that has the data sources; see `register`.
@@ -137,9 +137,9 @@ def events(spark: "SparkSession", store: str | Path, **options: OptionValue | No
 def register(spark: "SparkSession") -> None:
     """Register Postroom's data sources with a Spark session, which then reads stores by `spark.read.format`.
 
-    Without it, Spark finds the sources by their installed modules, and divides the work by the size of the
-    log alone. On a local master the session's workers use this Python, unless `PYSPARK_PYTHON` names another
-    one.
+    Without this call, Spark finds the sources by their installed modules, and divides the work by the size of
+    the log alone. On a local master the session's workers use this Python, unless `PYSPARK_PYTHON` names
+    another one.
 
     Arguments:
         spark: a session, also one of Spark Connect, whose server needs Postroom, too.
@@ -150,7 +150,7 @@ def register(spark: "SparkSession") -> None:
     except Exception:  # Spark Connect has no context, and says so in several ways
         cores = None
     else:
-        # Spark would start the first python3 of the path, which need not be that of a notebook.
+        # Spark would start the first python3 of the path, which may not be the notebook's.
         if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
             context.pythonExec = sys.executable
     for source in SOURCES:

@@ -81,14 +81,14 @@ class Store(Protocol):
     def message_outbox(self, mailbox: str) -> MessageOutbox | None:
         """Open the messages that transactions in this database recorded for a mailbox.
 
-        Returns: None in memory, where there can be none.
+        Returns: None for a store in memory, in which no transaction can record messages.
         """
 
     def has_message_outbox(self) -> bool:
         """Return whether transactions can record messages."""
 
     def count_messages(self) -> list[MessageCount]:
-        """Count the messages that transactions in this database recorded, by mailbox; none without the table.
+        """Count the messages that transactions in this database recorded, by mailbox; empty without a table.
 
         The first `MAX_COUNTED` rows are read, so that a count costs the same however many there are.
         """
@@ -113,10 +113,10 @@ class Store(Protocol):
         """Open the read models for updates."""
 
     def followed_log(self) -> "FollowedLog":
-        """Open the logs for the follower of read models that are elsewhere."""
+        """Open the logs for the follower of read models outside of the store."""
 
     def queried_log(self, open_archive: "OpenArchive | None" = None) -> "QueriedLog":
-        """Open the logs for queries on read models that are elsewhere; see `read_models`."""
+        """Open the logs for queries on read models outside of the store; see `read_models`."""
 
     def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context beside the read models; a later count is not overwritten."""
@@ -143,7 +143,7 @@ def open_store(address: str) -> Store:
 
 
 def _memory_store(_: str) -> Store:
-    from postroom.adapters.memory.store import MemoryStore  # as below, for one kind of store
+    from postroom.adapters.memory.store import MemoryStore  # imported late, as below
 
     return MemoryStore()
 
@@ -181,14 +181,14 @@ def is_on_servers(address: str) -> bool:
 
 
 def is_remote(address: object) -> bool:
-    """Return whether an address is one of a server, not of a store."""
+    """Return whether an address is the URL of a server, not the address of a store."""
     return isinstance(address, str) and address.partition(":")[0].lower() in SERVER_SCHEMES
 
 
 def has_store(address: str) -> bool:
-    """Return whether there is a store at an address; of those on servers only the address is checked.
+    """Return whether there is a store at an address; for a store on servers, only the address is checked.
 
-    Raises: UnusableStore when this process may not see it.
+    Raises: UnusableStore when this process may not search the folder of its file.
     """
     return (
         address == MEMORY or is_on_servers(address) or (has_file(Path(address)) and Path(address).is_file())
@@ -216,7 +216,7 @@ def open_log_reader(
         allow_gaps: whether commits may be missing between others.
         verify: whether to check the archive's files, and to decode its commits instead of reading columns.
 
-    Raises: InvalidRequest when `archive` is no text that can name a folder.
+    Raises: InvalidRequest when `archive` is not text that can name a folder.
     """
     log = store.log_reader(driver, allow_gaps=allow_gaps)
     if archive is None:

@@ -53,7 +53,8 @@ class StoreNamespace(NamespaceMailbox):
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
         """Send messages; see `Mailbox.send_batch`.
 
-        The members never change, so each generates the ids of its messages, and looks for none in its log.
+        The members never change, so each member generates the ids of its messages and need not look them up
+        in its log.
         """
         items: list[Any] = [*check_items("messages", messages)]
         groups: dict[str, list[int]] = {}
@@ -66,7 +67,7 @@ class StoreNamespace(NamespaceMailbox):
         answers: dict[int, Sent | Rejected] = {}
         answered = await asyncio.gather(
             *sending, return_exceptions=True
-        )  # so that none goes on after an error
+        )  # so that no send continues after an error
         for group, some in zip(groups.values(), answered, strict=True):
             if isinstance(some, BaseException):
                 raise some
@@ -77,7 +78,7 @@ class StoreNamespace(NamespaceMailbox):
         """Return the mailbox of a message; for a malformed message, return any mailbox, which refuses it."""
         topic = getattr(message, "topic", "")
         if topic == RESERVED_TOPIC:
-            self._prepare(message)  # says that it is reserved
+            self._prepare(message)  # raises the error for a reserved topic
         key = getattr(message, "sticky_key", None) or topic
         if not isinstance(key, str):
             key = ""
@@ -164,7 +165,8 @@ async def create_namespace(
             "A store in memory has no other processes that could own mailboxes; name a file or a database."
         )
     names = () if count is None else name_fixed_members(namespace, count)
-    # Of two processes that create it with different numbers, one comes first. No mailbox has this name.
+    # The lock orders processes that create the namespace with different numbers; no mailbox has the lock's
+    # name.
     async with place.ownership().acquire(f"{namespace}@", checked.owner or "", CREATION_WAIT_MS):
         mailboxes = await asyncio.to_thread(place.mailboxes)
         existing = find_fixed_members(mailboxes, namespace)
@@ -204,7 +206,8 @@ async def own_for_others(
 
     Arguments:
         owned: called whenever this process has become the owner.
-        is_peer: returns whether the owner of a name owns for others as well; this process waits for its end.
+        is_peer: returns whether the owner with a given name owns for others, too; this process then waits
+            until that owner ends.
 
     Raises: as `open_mailbox` does, except MailboxOwned.
     """

@@ -68,7 +68,7 @@ class ManualClock:
             check_type("seconds", seconds, float)
         if seconds < 0:
             raise InvalidRequest(f"A clock can't be moved back; seconds was {seconds}.")
-        if not seconds <= _MAX_SECONDS:  # nan is not
+        if not seconds <= _MAX_SECONDS:  # also refuses NaN
             raise InvalidRequest(f"seconds must be at most {_MAX_SECONDS:,} (100 years); it was {seconds}.")
         self._elapsed_us += round(seconds * _SECOND_US)
         for mailbox in self._mailboxes:
@@ -88,7 +88,8 @@ class MemoryMailbox(OwnedMailbox):
         """Check that messages were sent to a topic, and return their ids in the order of the sends.
 
         Arguments:
-            payload: that they have: `bytes`, text, or what is equal as JSON; without it, any.
+            payload: payload of the messages: `bytes`, text, or a value that is equal as JSON; any payload
+                without it.
             count: their number; None for one or more.
 
         Raises: AssertionError with what was sent.

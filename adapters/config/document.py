@@ -267,7 +267,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of a namespace besides its slots; what RFC-049 computes of partitions is informational."""
+    """Keys of a namespace besides its slots; the keys that RFC-049 computes are informational."""
 
     name: str
     pattern: Literal["mailbox"]
