@@ -56,10 +56,10 @@ class Console(Shell):
 
     Arguments:
         options: of `Shell`.
-        sessions: of browsers; None starts without any.
+        sessions: sessions of browsers; None starts without sessions.
 
     Attributes:
-        siblings: paths of all instances by their names, this one among them; empty if there is one.
+        siblings: paths of all instances by name, including this one; empty if there is only this one.
     """
 
     def __init__(

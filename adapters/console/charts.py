@@ -1,7 +1,7 @@
 """Charts of pages, drawn as SVG: lines and bars over time, with axes.
 
-Every scale begins at zero. What a pointer shows is the title of a shape, which console.js shows at once; the
-same values are in a table behind the chart.
+Every scale begins at zero. console.js shows the title of the shape under the pointer at once; a table behind
+the chart has the same values.
 """
 
 from bisect import bisect_left
@@ -48,7 +48,7 @@ class Tick(NamedTuple):
 
     Arguments:
         at: place, in percent of the axis.
-        anchor: where the label is at that place: its `start`, `middle` or `end`.
+        anchor: which point of the label is at that place: its `start`, `middle` or `end`.
     """
 
     at: float
@@ -76,10 +76,10 @@ class Chart(NamedTuple):
 
     Arguments:
         title: what the values are, with their unit.
-        ticks: of the vertical axis.
-        times: of the horizontal axis.
+        ticks: labels of the vertical axis.
+        times: labels of the horizontal axis.
         keys: name and colour of each series.
-        headings, rows: of the table.
+        headings, rows: headings and rows of the table.
     """
 
     title: str
@@ -109,8 +109,8 @@ def plot(
         times: labels of the horizontal axis.
         write: formats a value.
         is_time: whether values are in ms, so that the scale is divided as times are.
-        heading: of the times in the table.
-        links: link of each value that is not 0, with the start and the end of its time.
+        heading: heading of the times in the table.
+        links: for each value, the link, start and end of its time; values of 0 have no link.
     """
     top = max((value for each in series for value in each.values if value is not None), default=0.0)
     scale = _scale(top, is_time=is_time)
@@ -149,7 +149,7 @@ def plot(
 
 
 def _hit(index: int, text: str, link: tuple[str, str, str] | None) -> Markup:
-    """Return the column of a value, which shows it to a pointer, as low bars are hard to hit."""
+    """Return a full-height column that shows a value under the pointer, as low bars are hard to hit."""
     shape = Markup('<rect class="plot-hit" x="{}" width="1" height="100"><title>{}</title></rect>').format(
         index, text
     )
@@ -192,7 +192,7 @@ def _plain(value: float) -> str:
 
 
 def _grid(scale: Sequence[float], width: int) -> Markup:
-    """Return the lines of the scale, of which that of zero is the base."""
+    """Return the lines of the scale; the line at zero is the base."""
     lines = "".join(f"M0 {_y(each, scale[-1])}H{width}" for each in scale[1:])
     return Markup('<path class="plot-grid" d="{}"/><path class="plot-zero" d="M0 100H{}"/>').format(
         lines, width
@@ -232,12 +232,12 @@ def _lines(series: Series, top: float) -> Markup:
 def minutes_plot(title: str, series: Sequence[Series], taken: int) -> Chart:
     """Return a chart of the latest ten minutes.
 
-    Samples are drawn four by four, each sample always with the same others, so that only the last value
-    changes until the chart moves on.
+    Each value is the mean of four samples, always of the same four, so that only the last value changes until
+    the chart moves on.
 
     Arguments:
         series: with a value for each sample, at most `SAMPLES`.
-        taken: number of the samples that were ever taken.
+        taken: number of samples taken since the start.
     """
     seconds, last = EVERY_SECONDS * JOINED, taken // JOINED
     first = last - SAMPLES // JOINED + 1

@@ -1,4 +1,4 @@
-"""Differences of two messages: of JSON by structure, of other content and of histories line by line."""
+"""Differences between two messages: JSON by structure, other content and histories line by line."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ MAX_JSON_BYTES: Final = 1 << 20
 """Size of JSON above which its first part is compared as text."""
 MAX_LINES: Final = 1_000
 MAX_ALIGNED: Final = 100
-"""Length of lists whose elements are aligned; those of longer ones are compared by their index."""
+"""Maximum length of lists whose elements are aligned; elements of longer lists are compared by index."""
 MAX_PAIRS, MAX_CHARS = 100_000, 4 << 20
-"""Pairs of elements, and characters of them, after which the lists of two values are aligned no more."""
+"""Limits on pairs of elements, and on their characters, beyond which lists are no longer aligned."""
 CONTEXT_LINES: Final = 3
 FORMATS: Final = (PayloadFormat.JSON, PayloadFormat.PROTOBUF)
 """Formats whose text is JSON."""
@@ -31,11 +31,12 @@ Kind = Literal["same", "differs", "first", "second", "hidden"]
 
 
 class Difference(NamedTuple):
-    """A value of two messages.
+    """A value that differs between two messages.
 
     Arguments:
-        name: name of a header, or pointer to a field; two, if elements of a list are at different places.
-        first, second: text of the values; empty for a value that one lacks.
+        name: name of a header, or pointer to a field; two pointers if elements of a list are at different
+            places.
+        first, second: text of the value in each message; empty if the message lacks it.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Comparison(NamedTuple):
 
     Arguments:
         differences: by structure, at most `MAX_DIFFERENCES`; empty if `lines` has them.
-        lines: with the equal lines around those that differ; empty for equal payloads.
-        omitted: number of other differences.
-        is_whole: whether all of both payloads was compared.
+        lines: lines that differ, with the equal lines around them; empty for equal payloads.
+        omitted: number of further differences, which are left out.
+        is_whole: whether both payloads were compared completely.
     """
 
     differences: Sequence[Difference] = ()
@@ -120,7 +121,7 @@ class Step(NamedTuple):
 
 
 def compare_histories(first: Sequence[TimelineEntry], second: Sequence[TimelineEntry]) -> list[Step]:
-    """Return the events of two messages, those of one type beside each other."""
+    """Return the events of two messages, with events of the same type side by side."""
     starts = [_time(each[0]) if each else 0 for each in (first, second)]
 
     def step(one: TimelineEntry | None, other: TimelineEntry | None) -> Step:
@@ -147,7 +148,7 @@ def _time(entry: TimelineEntry) -> int:
 
 
 def _align(first: Sequence[Any], second: Sequence[Any]) -> Iterator[tuple[int | None, int | None]]:
-    """Yield the places of equal elements of two lists together, and of elements in the place of others."""
+    """Yield pairs of places in two lists: of equal elements, and of elements that replace each other."""
     for tag, begin, end, start, stop in SequenceMatcher(None, first, second).get_opcodes():
         if tag == "replace" and end - begin != stop - start:
             shared = min(end - begin, stop - start)

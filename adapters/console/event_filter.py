@@ -114,7 +114,7 @@ def write_header(name: str, value: str) -> str:
 
 
 def write_time(ms: int) -> str:
-    """Return a time as RFC 3339 with milliseconds, or as a number where that can't express it."""
+    """Return a time as RFC 3339 with milliseconds, or as a number if RFC 3339 can't express it."""
     try:
         moment = EPOCH + ms * MS
     except OverflowError:
@@ -166,7 +166,7 @@ AT: Final = "at"
 OF_HEADER: Final = "header:"
 MAX_COLUMNS: Final = 20
 KEPT: Final = (COLUMN, AT)
-"""Parameters of the page that links to other results keep."""
+"""Parameters that the page's links to other results keep."""
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[FoundMessage], object]]]] = {
     "time": ("Time (UTC)", lambda each: each.timestamp),
     "topic": ("Topic", lambda each: each.topic),
@@ -181,16 +181,16 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[FoundMessage], object]]]] = {
     "position": ("Position", lambda each: each.position),
     "shard": ("Shard", lambda each: each.shard),
 }
-"""Heading and value of each column besides that of the message."""
+"""Heading and value of each column, except for the column of the message."""
 NUMBERS: Final = ("attempts", "position", "shard")
 
 
 class Columns(NamedTuple):
-    """The columns of the table, after that of the message.
+    """The columns of the table that follow the column of the message.
 
     Arguments:
-        names: as in `COLUMN`; none for the usual ones, some of which share a cell.
-        headings: by `names`.
+        names: names as in `COLUMN`; empty for the usual columns, some of which share a cell.
+        headings: headings by name.
     """
 
     names: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ class Columns(NamedTuple):
 
     @property
     def numbers(self) -> list[int]:
-        """Return the indexes of columns of numbers, counting that of the message."""
+        """Return the indexes of columns of numbers; the column of the message has the index 0."""
         return [index for index, name in enumerate(self.names, 1) if name in NUMBERS]
 
     def cells(self, message: FoundMessage) -> list[tuple[str, Any]]:
@@ -219,7 +219,7 @@ class Columns(NamedTuple):
 
 
 def parse_columns(values: Iterable[str]) -> Columns:
-    """Return columns, the usual order first, then those of custom headers.
+    """Return columns: first those of `COLUMNS` in its order, then custom headers.
 
     Raises: InvalidRequest for an unknown column, and for too many.
     """

@@ -39,13 +39,13 @@ class Instance:
     """A mailbox of the console.
 
     Arguments:
-        name: of the instance, as people call it.
+        name: name of the instance, as people call it.
         place: path of its console; empty for the mailbox that the process serves.
-        sessions: of browsers, which may begin before the mailbox can be reached.
-        siblings: paths of all instances by their names; empty if there is one.
+        sessions: sessions of browsers, which may begin before the mailbox can be reached.
+        siblings: paths of all instances by name; empty if there is only one.
 
     Attributes:
-        token: of the sessions that the link starts; None if users sign in with tokens.
+        token: token of the sessions that the link starts; None if users sign in with tokens.
         app: its console; None until the mailbox was reached for the first time.
         error: why it could not be reached at the latest attempt.
     """
@@ -87,9 +87,9 @@ class Instance:
     async def read(self, browser: BrowserSession) -> "Counted":
         """Return what a browser may see of the mailbox.
 
-        One that does not answer soon is asked once at a time for each browser, in the background.
+        A mailbox that does not answer soon is asked in the background, once at a time for each browser.
 
-        Raises: Unavailable if it has not answered, and every other error of its calls.
+        Raises: Unavailable if the mailbox has not answered, and every other error of its calls.
         """
         console = self.console
         if console is None:
@@ -114,7 +114,7 @@ class Instance:
 
 
 class Counted(NamedTuple):
-    """What a browser may see of a mailbox; numbers are of the topics that its token covers.
+    """What a browser may see of a mailbox; numbers cover the topics of its token.
 
     Arguments:
         owner: the process that owns it; empty for a token that is limited to topics.
@@ -136,8 +136,8 @@ class InstanceRow(NamedTuple):
 
     Arguments:
         counted: None without a session, without the right to see it, and if it can't be reached.
-        error: why it can't be reached; for those who are signed in to it.
-        is_signed_in: whether the browser has a session of it.
+        error: why it can't be reached; only for browsers that are signed in to it.
+        is_signed_in: whether the browser has a session with it.
         is_reached: whether it answered, as far as the console knows.
     """
 
@@ -150,7 +150,7 @@ class InstanceRow(NamedTuple):
 
 
 async def _count(console: Console, browser: BrowserSession) -> Counted:
-    """Count what a session may see now; raises Forbidden or Unauthenticated for one that may not."""
+    """Count what a session may see now; raise Forbidden or Unauthenticated if it may not see the mailbox."""
     session = await console.service.open_session(browser.token)
     await session.grant.check(Right.READ_HEADERS)
     counts, sees_all = await console.samples.count(), session.grant.covers_all_topics
@@ -172,7 +172,7 @@ class Instances(Shell):
     """The page of all instances, which links to the console of each.
 
     Arguments:
-        instances: in their order.
+        instances: instances in the order of the page.
         options: of `Shell`.
     """
 
@@ -292,7 +292,7 @@ class StartLink:
         return self._console.make_app(routes)
 
     async def show(self, request: Request) -> Response:
-        """Show the button that uses the code; programs that only look at links don't."""
+        """Show the button that uses the code, so that programs that only follow links don't use it."""
         text = request.query_params.get("code", "")
         if not self._code.can_use(text):
             return self._refuse(request)
@@ -315,7 +315,7 @@ class StartLink:
         return protect(response)
 
     async def show_other(self, request: Request) -> Response:
-        """Answer a request beside the random path as one without a session."""
+        """Answer a request outside of the random path like a request without a session."""
         return protect(self._console.sign_in_page(request, 401))
 
     def _refuse(self, request: Request) -> Response:
@@ -336,7 +336,7 @@ def join(
     """Return the application of a console of one or several instances, behind its link if it has a code.
 
     Arguments:
-        instances: that of the mailbox that the process serves first, if there is one.
+        instances: all instances; the mailbox that the process itself serves, if any, comes first.
         options: of `Shell`.
     """
     own = next((each.app for each in instances if not each.place), None)

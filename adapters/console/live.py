@@ -15,7 +15,7 @@ from postroom.domain.errors import Forbidden, PostroomError, Saturated, Unauthen
 
 MAX_STREAMS: Final = 64
 MAX_STREAMS_OF_BEARER: Final = 8
-"""The same per capability, as the console renders each page of a topic-limited token by itself."""
+"""The same per capability, as the console renders each page of a topic-limited token separately."""
 CHECK_SECONDS: Final = 15.0
 """Time after which a live part that pauses for longer sends a comment, if its session lasts."""
 SAME: Final = ": same\n\n"
@@ -35,8 +35,8 @@ class LivePart:
     def event(self, text: str) -> str:
         """Return the event that makes a browser show `text`.
 
-        It is the whole text (`live`) if something beside the pieces changed, else the pieces that changed,
-        with their numbers (`change`). If nothing did, it is `SAME`.
+        The event has the whole text (`live`) if something outside of the pieces changed, else the changed
+        pieces with their numbers (`change`). It is `SAME` if nothing changed.
         """
         pieces, frame = _PIECE.findall(text), _PIECE.sub("", text)
         if frame != self._frame or len(pieces) != len(self._pieces):
@@ -55,7 +55,7 @@ def event(name: str, text: str, id_: int | None = None) -> str:
     """Return a server-sent event.
 
     Arguments:
-        id_: what a browser that connects again says that it has seen.
+        id_: id that a browser sends when it connects again, to say what it has seen.
     """
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     seen = "" if id_ is None else f"id: {id_}\n"
@@ -68,8 +68,8 @@ async def live_events(
     """Yield the events of a live part, until the service stops or the session ends.
 
     Arguments:
-        next_event: returns the next event; the session of the page was opened again.
-        pause: returns the seconds until the event after it.
+        next_event: returns the next event; called after the session of the page was opened again.
+        pause: returns the seconds until the following event.
     """
     stopping, left = page.service.stopping, 0.0
     while not stopping.is_set():

@@ -42,10 +42,10 @@ class Frame(Protocol):
     """The console of a service, as pages use it.
 
     Arguments:
-        siblings: paths of all instances by their names, this one among them; empty if there is one.
+        siblings: paths of all instances by name, including this one; empty if there is only this one.
         streams: number of open event streams by `BrowserSession.bearer`.
         is_secure: whether clients use TLS, here or at a proxy.
-        place: path of this console among them; empty for that of the mailbox that the process serves.
+        place: path of this console among the instances; empty for the mailbox that the process itself serves.
     """
 
     service: Service
@@ -86,7 +86,7 @@ class NavEntry(NamedTuple):
         order: sort key of the entries of a group.
         operation: the entry is shown only to callers who may do this.
         key: letter that, typed after `g`, opens the page.
-        all_topics: a token that is limited to topics may not see the page.
+        all_topics: whether the page needs a token that is not limited to topics.
     """
 
     label: str
@@ -313,8 +313,10 @@ def route(
     Arguments:
         path: path within the console, with Starlette's placeholders.
         method: `GET`, or `POST` for an action, whose form must contain the session's CSRF token.
-        query: parameters of the URL that the page has; it refuses others, as a misspelt one filters nothing.
-        lists: parameters that may occur more than once; it refuses others, as it would ignore a value.
+        query: parameters that the URL may have; the page refuses others, as a misspelt one would filter
+            nothing.
+        lists: parameters that may be repeated; the page refuses repetitions of others, as it would ignore a
+            value.
     """
     serve = partial(_serve, path, handler, query, lists)
     return Route(path, serve, methods=[method], name=name or f"{method} {path}")
@@ -332,7 +334,7 @@ async def _serve(
 
 
 async def _refuse(names: Collection[str], name: str, _page: Page) -> Response:
-    """Raise InvalidRequest for a parameter of a URL that the page does not have, or has once only."""
+    """Raise InvalidRequest for a parameter of a URL that is unknown to the page, or may not be repeated."""
     if name in names:
         raise InvalidRequest(f"The parameter {name} occurs twice; give one value.")
     others = f"it has {', '.join(sorted(names))}" if names else "it has none"

@@ -20,7 +20,7 @@ EVERY_SECONDS: Final = 5.0
 SAMPLES: Final = 120
 """Number of samples in memory: ten minutes."""
 MAX_TOPICS: Final = 100
-"""Number of topics, the largest, whose numbers of messages a sample keeps."""
+"""Number of topics, those with the most messages, whose counts a sample keeps."""
 BACKLOG_SECONDS: Final = 2.0
 COST_SHARE: Final = 0.02
 """Share of the time that counting may take, as it visits each unsettled message."""
@@ -133,7 +133,7 @@ class Samples:
     def depths(self, topic: str) -> list[float | None]:
         """Return the numbers of a topic's unsettled messages without dead letters, oldest sample first.
 
-        A sample has the topics with the most messages; its number of other topics is None.
+        A sample has only the topics with the most messages; for other topics, the number is None.
         """
         return [None if each is None else each.depths.get(topic, each.others) for each in self._ring]
 

@@ -44,8 +44,9 @@ _RETURN_PATH = re.compile(r"(?!\S*/(\.|%2e){1,2}([/?#]|\Z))/(?![/\\])[!-\[\]-~]{
 def protect(response: Response, request: Request | None = None, *, is_cacheable: bool = False) -> Response:
     """Add the security headers to a response, compress it, and return it.
 
-    A page holds a secret of its session beside text of the request. Nobody can learn it from sizes (BREACH),
-    as no other site can have a browser send a request with the session's cookie (`SameSite=Strict`).
+    A page contains a secret of its session, and text from the request. Nobody can learn it from sizes
+    (BREACH), as no other site can have a browser send a request with the session's cookie
+    (`SameSite=Strict`).
 
     Arguments:
         request: of a page, which is compressed by gzip if the browser accepts that.
@@ -97,7 +98,8 @@ def return_path(text: object) -> str:
 def cookie_name(request: Request, instance: str = "") -> str:
     """Return the name of a session's cookie.
 
-    It includes the port, as cookies are shared by ports, and the name of the instance, as instances are not.
+    It includes the port, because the ports of a host share cookies, and the instance, because instances
+    don't.
     """
     _, _, port = request.headers.get("host", "").rpartition(":")
     return "-".join(
@@ -143,11 +145,11 @@ class Refresh(NamedTuple):
         return self.seconds is None
 
     def pause(self, shortest: float) -> float:
-        """Return the seconds between two updates of a part that could be updated this often."""
+        """Return the seconds between two updates of a part that could be updated every `shortest` seconds."""
         return max(shortest, self.seconds or 0)
 
     def trigger(self, shortest: int) -> str:
-        """Return htmx's trigger of a part that is loaded again this often at most; empty for never."""
+        """Return htmx's trigger for reloading a part every `shortest` seconds at most; empty for never."""
         return "" if self.is_off else f"every {self.pause(shortest):g}s"
 
     @property
@@ -170,7 +172,7 @@ DEFAULT: Final = REFRESH_CHOICES["live"]
 
 
 def read_choice(request: Request) -> Refresh:
-    """Return what the browser's cookie says; the default if it is missing or unknown."""
+    """Return the choice in the browser's cookie; the default if it is missing or unknown."""
     return REFRESH_CHOICES.get(request.cookies.get(REFRESH_COOKIE, ""), DEFAULT)
 
 
@@ -216,7 +218,7 @@ class Shell:
         is_secure: whether clients use TLS, here or at a proxy.
         trusts_proxy: whether `X-Forwarded-Prefix` is trusted.
         code: starts the sessions of the local user without a token; None if users sign in with tokens.
-        place: path below the console at which this one is, such as `/instances/orders`; else empty.
+        place: path of this instance below the console, such as `/instances/orders`, or empty.
 
     Attributes:
         name: of the instance, or empty.
@@ -250,7 +252,7 @@ class Shell:
         return self.base(request).removesuffix(self.place)
 
     def cookie(self, request: Request) -> str | None:
-        """Return the cookie of the session of this console; those of others have other names."""
+        """Return the cookie of the session with this console; cookies of other consoles have other names."""
         return request.cookies.get(cookie_name(request, self.name))
 
     async def read_public_form(self, request: Request, route: str) -> FormData:
@@ -274,7 +276,7 @@ class Shell:
         path: str = "/",
         fields: Sequence[tuple[str, str]] | None = None,
     ) -> Response:
-        """Return the page without a session; `fields` are of a form to submit again after signing in."""
+        """Return the sign-in page; `fields` are fields of a form to submit again after signing in."""
         facts = {"error": error, "path": path, "fields": fields, "is_local": self._code is not None}
         return HTMLResponse(self.render("session/sign_in", request, **facts), status)
 

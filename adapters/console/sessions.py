@@ -170,7 +170,7 @@ class OneTimeCode:
 class SignInThrottle:
     """Limit of the failed sign-ins in a minute, for each combination of capability and address.
 
-    So nobody can guess a token by many attempts, or keep the holders of other tokens out by them.
+    Nobody can guess a token by many attempts, or lock out the holders of other tokens by them.
 
     Arguments:
         clock: monotonic, in seconds.
@@ -202,7 +202,7 @@ class SignInThrottle:
             del self._failures[next(iter(self._failures))]
 
     def _latest(self, key: tuple[str, str]) -> list[float]:
-        """Return the failures of the last minute, and forget all."""
+        """Return the failures of the last minute, and forget older ones."""
         oldest = self._clock() - MINUTE_SECONDS
         failures = [each for each in self._failures.pop(key, []) if each > oldest]
         if failures:

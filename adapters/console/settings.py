@@ -1,4 +1,4 @@
-"""Settings of a console: its settings, and where its data come from."""
+"""Settings of a console, and the sources of its data."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -101,7 +101,7 @@ class PartState(NamedTuple):
 
     Arguments:
         name: such as `worker shop.tasks:worker`.
-        failures: since the process began.
+        failures: number of failures since the process began.
         error: of its last failure; empty if there was none.
         failed_at: when it failed last, RFC 3339; empty if it did not.
     """
@@ -114,7 +114,7 @@ class PartState(NamedTuple):
 
 
 class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
-    """Data sources of the console; for one that is None, the pages say how to provide it.
+    """Data sources of the console; where a source is None, the pages say how to provide it.
 
     All of them block, except `measure`, `leases` and `failed_work`. Their results are not restricted by a
     capability: a page checks the right first (`Page.require_all`, `Page.check`).

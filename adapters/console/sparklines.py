@@ -22,7 +22,7 @@ def sparkline(
         values: at equal distances, oldest first; None where nothing was measured.
         title: description, to which the last value and the maximum are appended.
         series: number of the colour, 1 to 4.
-        points: number of values that are drawn at most, each the largest of its part.
+        points: maximum number of points; each is the largest value of its part.
     """
     numbers = [value for value in values if value is not None]
     top = max(numbers, default=0.0)
@@ -132,7 +132,7 @@ class Span(NamedTuple):
 
     Arguments:
         kind: `wait`, or `work` while it is in flight.
-        mark: sign at its end: `ack`, `fail`, `dead` or `gone`; empty for none.
+        mark: sign at its end: `ack`, `fail`, `dead` or `gone`; empty for no sign.
     """
 
     start: int
@@ -163,7 +163,7 @@ class TimeScale(NamedTuple):
         return next((each for each in STEPS if self.length / each <= MAX_LINES), 0)
 
     def place(self, at: int) -> float:
-        """Return the place of a time in percent; those outside are at an end."""
+        """Return the place of a time in percent; a time outside of the scale is at one of its ends."""
         return min(100.0, max(0.0, 100.0 * (at - self.start) / self.length))
 
     def bar(self, spans: Sequence[Span]) -> Markup:

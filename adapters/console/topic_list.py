@@ -34,7 +34,7 @@ class TopicList(NamedTuple):
     Arguments:
         topics: part of their names, or a glob; empty for all.
         show: a key of `SHOWN`.
-        sort: a column, which is "topic", "oldest" or a number of `TopicSummary`.
+        sort: a column: "topic", "oldest" or the name of a number in `TopicSummary`.
         number: number of the page, from 1.
     """
 

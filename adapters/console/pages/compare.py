@@ -32,7 +32,7 @@ class Payloads(NamedTuple):
     """The payloads of two messages, compared.
 
     Arguments:
-        comparison: None if one is hidden as a whole, or can't be read.
+        comparison: None if one of the payloads is hidden as a whole, or can't be read.
         are_equal: whether the bytes are equal; None if the reader may not know.
     """
 

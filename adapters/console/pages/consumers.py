@@ -1,4 +1,4 @@
-"""Workers and consumers: who receives what, since when, and how it goes."""
+"""Workers and consumers: who receives which messages, since when, and with what results."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class ConsumerRow(NamedTuple):
     """A row of the table.
 
     Arguments:
-        name: without host and process, which are empty if the consumer does not tell them.
+        name: name without host and process, which are empty if the consumer does not report them.
         held: age of its oldest delivery in flight, µs; None without any.
         last: age of its last delivery; None without any.
     """
@@ -82,12 +82,12 @@ class ConsumerRow(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What the log says of consumers with one name, or of those of a worker.
+    """What the log says about the consumers with one name, or about the consumers of a worker.
 
     Arguments:
         p95_ms: the longest of their 95th percentiles.
         last: when they received last, RFC 3339; empty if they did not.
-        error: of the latest of them with one.
+        error: the last error of the latest of them that has one.
     """
 
     in_flight: int = 0
@@ -171,7 +171,7 @@ async def show_worker(page: Page) -> Response:
 
 
 class Pages(NamedTuple):
-    """The pages of a table: the number of the one that is shown, and links to others, if there are any."""
+    """The pages of a table: the number of the current page, and links to other pages, if any."""
 
     number: int
     last: int
@@ -180,7 +180,7 @@ class Pages(NamedTuple):
 
 
 def _number(page: Page, name: str, rows: int) -> tuple[int, int]:
-    """Return the number of the page of a table, by the parameter with its name, and how many there are."""
+    """Return the number of a table's current page, from the parameter `name`, and the number of its pages."""
     count = max(1, -(-rows // ROWS))
     return min(max(1, parse_number(name, page.query.get(name, "")) or 1), count), count
 

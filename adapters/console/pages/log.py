@@ -228,7 +228,7 @@ def read_query(query: Any, now: datetime) -> LogQuery:
 def read_start(query: Any) -> tuple[int | None, str | None]:
     """Return the position below which the page of a URL starts, and its cursor."""
     position = optional_position("The position", query.get("position", ""))
-    cursor = query.get("cursor") or query.get("before") or None  # as links were before
+    cursor = query.get("cursor") or query.get("before") or None  # older links have `before`
     return None if position is None else position + 1, cursor
 
 

@@ -70,7 +70,7 @@ async def show_failures(page: Page) -> Response:
         )
     except (Forbidden, Unauthenticated):
         raise
-    except PostroomError as error:  # of its database or broker
+    except PostroomError as error:  # an error of its database or broker
         facts["error"] = error
     work = _find(page, kind, name)
     return await page.render(
@@ -107,7 +107,7 @@ async def retry(page: Page) -> Response:
 
 
 def _target(kind: str, name: str) -> str:
-    """Return what the audit log names."""
+    """Return the target as the audit log names it."""
     return f"{kind} {name}".strip()[:MAX_TEXT_CHARS]
 
 

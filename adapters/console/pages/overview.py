@@ -37,7 +37,7 @@ COLUMNS: Final = {
     "dead": "Dead",
     "oldest": "Oldest",
 }
-"""Columns by which topics are sorted; those of numbers begin with the largest."""
+"""Columns by which topics are sorted; columns of numbers begin with the largest number."""
 
 
 class TopicRow(NamedTuple):

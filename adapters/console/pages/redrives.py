@@ -99,7 +99,7 @@ async def show_form(page: Page) -> Response:
 
 
 async def select(page: Page) -> Response:
-    """Lead from a search to the preview of a job on all that it finds, or to the form for further fields."""
+    """Redirect from a search to the preview of a job on its matches, or to the form for further fields."""
     action = page.query.get("action", "")
     if action not in SELECTABLE:
         raise InvalidRequest(f"There is no action {action[:40]!r}; choose from {', '.join(SELECTABLE)}.")
@@ -155,7 +155,7 @@ async def start(page: Page) -> Response:
 
 
 async def show(page: Page) -> Response:
-    """Show a job with its progress and messages; to htmx, only these."""
+    """Show a job with its progress and messages; to htmx, only progress and messages."""
     report = await page.mailbox.get_redrive(page.path["job_id"])
     outcome = page.query.get("outcome") or None
     cursor = page.query.get("cursor") or None
@@ -172,7 +172,7 @@ async def show(page: Page) -> Response:
 async def _message_facts(
     page: Page, report: RedriveReport, outcome: Outcome | None, cursor: str | None
 ) -> dict[str, Any]:
-    """Return a page of the messages of a job, and how many of its first ones have each status."""
+    """Return a page of the messages of a job, and how many of the job's first messages have each status."""
     path = f"/redrives/{report.job_id}"
     read = partial(page.mailbox.list_redrive_messages, report.job_id)
     messages = await read(outcome=outcome, cursor=cursor, limit=MESSAGES)

@@ -46,7 +46,7 @@ async def _list_saved(page: Page) -> list[SavedLink]:
 
 
 async def save(page: Page) -> Response:
-    """Save the search of the page; if its name has another query, ask whether to replace that."""
+    """Save the search of the page; if another query has its name, ask whether to replace that query."""
     name, query = page.field("name").strip(), page.field("query")
     pairs = [(each, value) for each, value in parse_qsl(query) if each in (*PARAMETERS, *KEPT)]
     _check(page, pairs)

@@ -91,7 +91,7 @@ async def search(page: Page) -> Response:
     own = msgspec.structs.replace(filter_, mailbox=page.mailbox.name)
     queries = page.search_queries
     shows_backlog = page.query.get(BACKLOG) == "1"
-    counting = queries if at is None else None  # facets and bars are of the statuses of now
+    counting = queries if at is None else None  # facets and bars count present statuses
     results, facets, timeline, moment, bodies = await asyncio.gather(
         read_results(page, own, queries) if at is None else read_past_results(page, own, at),
         _or_error(counting.facets(change(own))) if counting else asyncio.sleep(0),
@@ -112,7 +112,7 @@ async def search(page: Page) -> Response:
         "backlog": None if shows_backlog or at is None else search_link(page, filter_, (BACKLOG, "1")),
         "bodies": bodies,
     }
-    if results.items and at is None:  # an export or a job would be of now
+    if results.items and at is None:  # an export or a job would read the present
         facts |= _offers(page, filter_, has_exports=queries is not None and not results.is_live)
     return await page.render("search/page", results.error.status if results.error else 200, **facts)
 
@@ -132,7 +132,7 @@ def _find(page: Page, text: str) -> Response:
     try:
         return RedirectResponse(page.message_url(check_uuid("The message id", text.lower())), 303)
     except InvalidRequest:
-        # Words may be in payloads; whoever may not read these finds text of headers.
+        # Words may be in payloads; for callers who may not read payloads, search the text of headers.
         in_payloads = page.may(Right.READ_PAYLOAD) and page.mask == NO_MASK
         return page.redirect("/search", None, **{"match" if in_payloads else "text": text})
 
@@ -146,7 +146,7 @@ async def _or_error(awaitable: Awaitable[Any]) -> Any:
 
 
 async def _describe_bodies(page: Page, filter_: EventFilter) -> str | None:
-    """Return which payloads a search for words leaves out; None for none, or without read models."""
+    """Return which payloads a search for words leaves out; None if none, or if there are no read models."""
     if page.data.read_models is None:
         return None
     active = (await page.blocking(page.data.read_models.status, 1)).active
@@ -280,7 +280,7 @@ def list_facets(page: Page, filter_: EventFilter, facets: Facets) -> list[FacetL
 
 
 def _narrow(filter_: EventFilter, field: FacetField, value: str) -> tuple[EventFilter | None, bool]:
-    """Return the filter for a value of a facet, or None if filters lack the field, and whether it is set."""
+    """Return the filter for a facet's value, None if filters lack its field, and whether it is set now."""
     match field:
         case FacetField.TOPIC:
             return change(filter_, topics=(value,)), filter_.topics == (value,)
@@ -367,7 +367,7 @@ def _draw_timeline(page: Page, filter_: EventFilter, timeline: Timeline | None) 
 
 
 def _offers(page: Page, filter_: EventFilter, *, has_exports: bool) -> dict[str, list[tuple[str, ...]]]:
-    """Return links to exports of all matches, and to the actions on the matches that they can change."""
+    """Return links to exports of all matches, and to actions on the matches that an action can change."""
     plain = change(filter_)
     exports: list[tuple[str, ...]] = [
         (label, search_link(page, plain, ("format", format_), path="/search/export"))

@@ -43,7 +43,7 @@ async def send(page: Page) -> Response:
         message = to_message(draft, None, None, new_id, page.grant.principal)
         problems = (await page.blocking(_decode, page, message)).problems
         if page.field("code"):
-            other = replace(message, message_id=None, principal=None)  # each run sends another one
+            other = replace(message, message_id=None, principal=None)  # each run sends another message
             snippets = await page.blocking(send_snippets, endpoint_of(page), other)
             return await _form(
                 page, draft, new_id=new_id, problems=problems, snippets=snippets, is_checked=True

@@ -77,7 +77,7 @@ class TailRow(NamedTuple):
 
 
 async def show_tail(page: Page) -> Response:
-    """Show what came after a position; a page without one begins some thousand positions before the end."""
+    """Show what came after a position; without a position, begin some thousand positions before the end."""
     query = _read_query(page)
     after = query.after
     if after is None:
@@ -103,7 +103,7 @@ async def show_tail(page: Page) -> Response:
 
 
 async def live(page: Page) -> Response:
-    """Send what comes after a position: the one that the browser saw last, or that of the URL."""
+    """Send what comes after a position: the one that the browser saw last, or the one in the URL."""
     query = _read_query(page)
     seen = _read_after("The position that was seen last", page.request.headers.get("last-event-id", ""))
     after = seen if seen is not None else query.after or 0
@@ -120,7 +120,7 @@ async def live(page: Page) -> Response:
         begin = time.thread_time()
         try:
             return tail(after, rows)
-        finally:  # a step that fails costs as much
+        finally:  # a failed step costs as much
             took = time.thread_time() - begin
 
     async def next_event() -> str:
@@ -145,7 +145,7 @@ async def live(page: Page) -> Response:
 
 
 def _read_query(page: Page) -> TailQuery:
-    """Return what the URL asks for, on the topics of the token if it is limited to some and names none.
+    """Return the query of the URL; if it names no topics, it gets those that the token is limited to, if any.
 
     Raises: InvalidRequest; Forbidden for criteria that are masked.
     """

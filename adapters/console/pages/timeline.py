@@ -1,4 +1,4 @@
-"""The timeline of a correlation id: its messages, which caused which, and what became of each."""
+"""The timeline of a correlation id: its messages, their causes and their outcomes."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,10 +43,10 @@ class TraceRow(NamedTuple):
 
     Arguments:
         depth: number of messages that led to it, as far as it is indented.
-        since: from the first message to this one.
-        waited: until the first delivery.
-        worked: of the latest delivery that ended.
-        total: until it was acked, removed or became a dead letter.
+        since: time from the first message to this one.
+        waited: time until the first delivery.
+        worked: duration of the latest delivery that ended.
+        total: time until it was acked, removed or became a dead letter.
         outcome: its status, such as `dead`.
         text: sentences about the outcome, its cause, and clocks.
         other_cause: id of the cause if it is not among these messages.
@@ -132,10 +132,10 @@ def _scale(traces: Sequence[MessageTrace]) -> TimeScale:
 
 
 def _spans(history: MessageHistory, end: int) -> list[Span]:
-    """Return what a message went through.
+    """Return the times in which a message waited or was in flight.
 
     Arguments:
-        end: until when it is drawn as waiting or in flight, if that has not ended.
+        end: end of the last span if the message is still waiting or in flight, µs.
     """
     spans: list[Span] = []
     removal, since = history.removal, history.sent.at

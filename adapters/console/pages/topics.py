@@ -32,7 +32,7 @@ COLUMNS: Final = {
     "dead": "Dead letters",
     "receivers": "Receivers waiting",
 }
-"""Columns by which topics are sorted; those of numbers begin with the largest."""
+"""Columns by which topics are sorted; columns of numbers begin with the largest number."""
 PERIODS: Final = {"1h": "1 h", "24h": "24 h", "7d": "7 d"}
 UNITS: Final = ((1, "a second"), (60, "a minute"), (3_600, "an hour"), (86_400, "a day"))
 RANKS: Final = ("p50", "p95", "p99")
@@ -86,14 +86,14 @@ async def show(page: Page) -> Response:
 
 
 def _rate(period: TopicPeriod) -> str:
-    """Return how many messages were sent in a second, minute, hour or day: the shortest with one or more."""
+    """Return the rate of sends per second, minute, hour or day: the shortest of these with one or more."""
     per_second = period.sent / period.seconds if period.seconds > 0 else 0.0
     length, unit = next((each for each in UNITS if per_second * each[0] >= 1), UNITS[-1])
     return f"{number(per_second * length)} {unit}" if period.sent else "0"
 
 
 def _first_period(periods: Sequence[TopicPeriod]) -> int:
-    """Return the index of the shortest period in which messages were sent; that of the first without any."""
+    """Return the index of the shortest period in which messages were sent, or of the first period."""
     return next((index for index, each in enumerate(periods) if each.sent), 0)
 
 
@@ -134,10 +134,10 @@ def period_charts(period: TopicPeriod) -> list[Chart]:
     since = to_us(datetime.fromisoformat(period.since))
     end = since + round(period.seconds * US)
     first = (end - period.period_ms * 1_000) // step * step
-    starts = range(first, end + 1, step)  # a message may be sent right now
+    starts = range(first, end + 1, step)  # includes the current step
     steps = {to_us(datetime.fromisoformat(each.at)): each for each in period.steps}
     unsent = TopicStep("")
-    # Before the first event that was read, nothing is shown; after it, what is not listed is zero.
+    # Before the first event that was read, no value is known; after it, a step that is not listed is zero.
     rows = [steps.get(at, unsent if at + step > since else None) for at in starts]
     moments = [utc(at)[:16] for at in starts]
     times = time_ticks(first // 1_000, starts[-1] // 1_000 + period.step_ms)
