@@ -61,10 +61,10 @@ async def connect_admins(
 
     Arguments:
         admins: `host:port` of each admin.
-        access: credentials of this process; None for none.
+        access: credentials of this process; None sends none.
         attempt_ms: time in which an admin must answer before the next one is asked.
 
-    Raises: InvalidRequest for no admins, and for unusable certificates.
+    Raises: InvalidRequest without admins, and for unusable certificates.
     """
     if not 1 <= len(admins) <= MAX_ADMINS:
         raise InvalidRequest(f"Name 1 to {MAX_ADMINS} admins; there were {len(admins)}.")
@@ -186,7 +186,7 @@ class ControlPlaneClient:
             except Unavailable as error:
                 failures.append(error)
                 self._pass_over(index)
-            except asyncio.CancelledError:  # a heartbeat of a short lease has less time than an attempt
+            except asyncio.CancelledError:  # a short lease's heartbeat has less time than an attempt
                 self._pass_over(index)
                 raise
             else:
@@ -198,7 +198,7 @@ class ControlPlaneClient:
         raise Unavailable(f"None of {len(failures)} admins answered: {texts}", failures[0].retry_after_ms)
 
     def _pass_over(self, index: int) -> None:
-        """Ask the next admin first, unless a call beside this one has moved on."""
+        """Ask the next admin first from now on, unless a concurrent call has moved on already."""
         if self._preferred == index:
             self._preferred = (index + 1) % len(self._admins)
 
@@ -219,7 +219,7 @@ class ControlPlaneClient:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # A channel that is closed cancels its calls, but not their callers.
+            # Closing a channel cancels its calls, but not their callers.
             raise Unavailable(f"The connection to {admin.where} was closed.") from None
 
 

@@ -112,7 +112,7 @@ def read_lease(message: pb.Lease) -> LeaseSummary:
         address=message.address,
         partition=message.partition,
         epoch=message.epoch,
-        status=message.status,  # type: ignore[arg-type]  # an admin of a later version may have more of them
+        status=message.status,  # type: ignore[arg-type]  # an admin of a later version may have more values
         ttl_ms=message.ttl_ms,
         grace_ms=message.grace_period_ms,
         remaining_ms=message.remaining_ms,
@@ -141,7 +141,7 @@ def read_member(message: pb.Member) -> Member:
     """Return the proxy or runner of a message."""
     return Member(
         id=message.id,
-        kind=message.kind,  # type: ignore[arg-type]  # an admin of a later version may have more of them
+        kind=message.kind,  # type: ignore[arg-type]  # an admin of a later version may have more values
         proxy=message.proxy_id,
         address=message.address,
         partitions=_read_ranges(message.partitions),

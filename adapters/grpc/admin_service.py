@@ -28,7 +28,7 @@ LEASE_METHODS: Mapping[str, Collection[str]] = {
     "release_lease": ("runner", "admin"),
     "mailbox_heartbeat": ("runner",),
 }
-"""Of `ControlPlane`, with the roles of their callers; proxies serve the others."""
+"""Methods of `ControlPlane` that admins serve, with the roles of their callers; proxies serve the others."""
 MEMBERSHIP_ROLES: Mapping[str, Collection[str]] = {
     "register_proxy": ("proxy",),
     "register_runner": ("runner",),
@@ -38,7 +38,7 @@ MEMBERSHIP_ROLES: Mapping[str, Collection[str]] = {
     "list_members": ROLES,
 }
 MAX_TTL_SECONDS = 1 << 40
-"""Of a request; it is shortened to the TTL of the namespace."""
+"""Maximum TTL in a request, which is shortened to the TTL of the namespace."""
 
 
 def admin_handlers(
@@ -197,10 +197,10 @@ class _MembershipService:
 
 
 def _check_address(access: NodeAccess, text: str, roles: Collection[str]) -> None:
-    """Raise Forbidden for an address of no node: proxies and clients would send tokens to it."""
+    """Raise Forbidden for an address that is not a node's: proxies and clients would send tokens to it."""
     if not access.is_node(check_address("address", text), roles):
         raise Forbidden(
-            f"The host of the address {text} is no name of a {' or '.join(roles)} in nodes of [cluster]."
+            f"The host of the address {text} is not the name of a {' or '.join(roles)} in nodes of [cluster]."
         )
 
 

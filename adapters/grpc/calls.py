@@ -146,29 +146,29 @@ def _shorten(text: str) -> str:
 
 
 MAILBOX_KEY = "postroom-mailbox"
-"""Of a call of `postroom.v1`: the mailbox; without it, the only one of the server."""
+"""The mailbox of a call of `postroom.v1`; without it, the server's only mailbox."""
 FORWARDED_KEY = "postroom-forwarded"
-"""Of a call that a proxy forwarded: `1`."""
+"""`1` in a call that a proxy forwarded."""
 EPOCH_KEY = "postroom-epoch"
-"""Of heartbeats and releases, and of the answers to acquisitions and heartbeats: the epoch of the lease."""
+"""The epoch of the lease, in heartbeats and releases, and in the answers to acquisitions and heartbeats."""
 ACQUISITION_KEY = "postroom-acquisition"
-"""Of an acquisition: a UUID of the attempt."""
+"""A UUID of the attempt, in an acquisition."""
 LOG_EPOCH_KEY = "postroom-log-epoch"
-"""Of an acquisition: the epoch of the last record of the mailbox's log."""
+"""The epoch of the last record of the mailbox's log, in an acquisition."""
 POSITION_KEY = "postroom-position"
-"""Of a route that is pushed: the position of the lease event that made it."""
+"""The position of the lease event that made the route, in a push of a route."""
 PUSH_KEY = "postroom-push-key"
-"""Of a route that is pushed: the key that the proxy gave the admin at which it is registered."""
+"""The key that the proxy gave the admin when it registered, in a push of a route."""
 TTL_KEY = "postroom-ttl-ms"
-"""Of the answers to acquisitions and heartbeats: the TTL that was granted."""
+"""The TTL that was granted, in the answers to acquisitions and heartbeats."""
 INTERVAL_KEY = "postroom-heartbeat-interval-ms"
-"""Of the answers to acquisitions and heartbeats: the interval at which to renew the lease."""
+"""The interval at which to renew the lease, in the answers to acquisitions and heartbeats."""
 MEMBERS_KEY = "postroom-members"
-"""Of a call of `postroom.v1` by a client of a namespace: how many mailboxes of the namespace it knows."""
+"""How many mailboxes a client knows in its namespace, in a call of `postroom.v1`."""
 RUNNER_KEY = "postroom-runner"
-"""Of the answer to an acquisition that was refused: the runner that has the lease."""
+"""The runner that has the lease, in the answer to a refused acquisition."""
 REMAINING_KEY = "postroom-remaining-ms"
-"""The same: time until the lease may be acquired if it is not renewed."""
+"""The time until the lease may be acquired if it is not renewed, in the answer to a refused acquisition."""
 
 _SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 MAX_DIGITS = 19
@@ -185,7 +185,7 @@ def read_text(value: str) -> str:
 
 
 def read_metadata(pairs: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
-    """Return the textual metadata of a call by key; of several values of a key, the last one."""
+    """Return the textual metadata of a call by key; if a key has several values, the last one."""
     return {key: value for key, value in pairs or () if type(value) is str}
 
 
@@ -239,6 +239,6 @@ METHODS = find_methods(SERVICES)
 CONTROL_PLANE = find_methods([control_plane_pb2.DESCRIPTOR.services_by_name["ControlPlane"]])
 """The methods of `prism.admin.v1`: leases at admins, and routes at proxies."""
 MEMBERSHIP = find_methods([cluster_pb2.DESCRIPTOR.services_by_name["Membership"]])
-"""The methods that admins serve besides."""
+"""Further methods that admins serve."""
 ROUTING = find_methods([cluster_pb2.DESCRIPTOR.services_by_name["Routing"]])
-"""The methods that proxies serve to clients besides."""
+"""Further methods that proxies serve to clients."""

@@ -45,7 +45,7 @@ async def connect_grpc(
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.
-        mailbox: which of several mailboxes; None takes the server's only one.
+        mailbox: name of the mailbox, if the server has several; None takes the server's only one.
 
     Raises: Unavailable when the server can't be reached, InvalidRequest for a certificate that is not
         accepted, NotFound or WrongOwner when the server does not serve the mailbox.
@@ -79,7 +79,7 @@ class GrpcTransport(MailboxTransport):
     Arguments:
         where: address of the server, for errors.
         token: sent with each call; None sends none.
-        mailbox: named in each call; None names none.
+        mailbox: mailbox that each call names; None names none.
     """
 
     max_batch_bytes = MAX_BATCH_BYTES
@@ -157,7 +157,7 @@ class GrpcTransport(MailboxTransport):
         )
         try:
             while (item := await self._within(call.read())) is not grpc.aio.EOF:
-                # An error is a heartbeat, too: the server goes on by itself.
+                # An error also serves as a heartbeat: the server goes on by itself.
                 yield [messages.read_delivery(message) for message in item.delivery.messages]
         finally:
             call.cancel()
@@ -175,7 +175,7 @@ class GrpcTransport(MailboxTransport):
     async def nack(self, receipts: Sequence[Receipt], options: NackOptions) -> list[Rejected | None]:
         tokens = _tokens(receipts)
         request = pb.NackRequest(receipts=tokens, reason=options.reason, delay_ms=options.delay_ms)
-        if options.action != "retry":  # servers refuse fields that they do not know
+        if options.action != "retry":  # servers refuse unknown fields
             request.action = options.action
         if options.traceback is not None:
             request.traceback = options.traceback
@@ -213,7 +213,7 @@ class GrpcTransport(MailboxTransport):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # A channel that is closed cancels its calls, but not their callers.
+            # Closing a channel cancels its calls, but not their callers.
             raise Unavailable(
                 f"The connection to {self.where} was closed; whether the call took effect is unknown."
             ) from None

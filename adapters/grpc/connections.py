@@ -1,6 +1,6 @@
 """Channels of gRPC clients, and the limits of a server's connections by address and by time.
 
-The library accepts connections itself and tells only the address of a call's peer. So the server looks
+The library accepts connections itself and reports only the address of a call's peer. So the server looks
 through the sockets of its process, and shuts down the connections of clients that have not shown a valid
 token in time.
 """
@@ -45,7 +45,7 @@ class GrpcConnections:
     """The connections of a gRPC server.
 
     Arguments:
-        port: of the server; None for a Unix socket, whose clients are of its own user.
+        port: port of the server; None for a Unix socket, whose clients run as its own user.
         clock: monotonic, in seconds.
     """
 
@@ -69,7 +69,7 @@ class GrpcConnections:
         """Note that a connection has shown a valid token.
 
         Arguments:
-            peer: of the call, such as `ipv4:127.0.0.1:5001`.
+            peer: peer of the call, such as `ipv4:127.0.0.1:5001`.
         """
         if self._port is not None:
             self._authenticated.add(_read_peer(peer))
@@ -87,7 +87,7 @@ class GrpcConnections:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self.look()
-            except OSError as error:  # such as a lack of files, which ends
+            except OSError as error:  # such as too many open files, which is temporary
                 logger().warning("grpc.connections_unlimited", reason=error.strerror)
 
     def look(self) -> None:
@@ -113,7 +113,8 @@ class GrpcConnections:
         listeners = []
         try:
             for descriptor in _listeners(self._port):
-                listeners.append(os.dup(descriptor))  # the library watches, and may close, its own
+                # The library watches its own descriptor, and may close it.
+                listeners.append(os.dup(descriptor))
                 loop.add_reader(listeners[-1], is_here.set)
             if listeners:
                 await is_here.wait()
@@ -176,9 +177,9 @@ def _peer(host: str, port: int) -> Peer:
 
 
 OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
+    ("grpc.max_receive_message_length", -1),  # a received message must not be lost because of its size
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # a server that is paused or cut off is noticed within 15 s
+    ("grpc.keepalive_time_ms", 10_000),  # detects a paused or unreachable server within 15 s
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),  # no limit
@@ -195,7 +196,7 @@ def open_channel(address: str, tls: ClientFiles | None = None, *, is_shared: boo
     Arguments:
         address: `host:port` or `unix:/path`.
         tls: certificates; None connects without TLS.
-        is_shared: the channels of this process to the same address share a connection.
+        is_shared: whether the channels of this process to the same address share a connection.
 
     Raises: InvalidRequest for a file of `tls` that is missing, unreadable or malformed.
     """
@@ -210,7 +211,7 @@ def open_channel(address: str, tls: ClientFiles | None = None, *, is_shared: boo
 
 
 def _credentials(tls: ClientFiles) -> grpc.ChannelCredentials:
-    make_client_context(tls)  # whose errors are clear
+    make_client_context(tls)  # raises clear errors
     ca = tls.ca or system_ca()
     return grpc.ssl_channel_credentials(
         None if ca is None else read_pem("ca", ca, "CERTIFICATE"),

@@ -57,8 +57,8 @@ class LocalMailboxes(NamedTuple):
     """Mailboxes that this process owns.
 
     Arguments:
-        names: those that it owns at the moment.
-        handlers: of the calls to them, which take encoded requests.
+        names: names of the mailboxes that it owns at the moment.
+        handlers: handlers of the calls to them, which take encoded requests.
     """
 
     names: ServedMailboxes
@@ -68,13 +68,13 @@ class LocalMailboxes(NamedTuple):
 class ForwardingHandlers(grpc.GenericRpcHandler):
     """Handlers of all calls of `postroom.v1`; requests, answers, metadata and statuses pass unchanged.
 
-    A call that its owner refuses as no longer the owner, or that could not be sent, goes once more to the
-    owner that an admin then names. A call that another proxy forwarded is not forwarded again.
+    If the called process is no longer the owner, or the call could not be sent, the proxy asks an admin for
+    the owner, and sends the call once more. A call that another proxy forwarded is not forwarded again.
 
     Arguments:
         proxy: the routes.
         channels: the connections to owners.
-        local: mailboxes of this process; None for none.
+        local: mailboxes of this process; None if it owns none.
     """
 
     names = NAMES
@@ -101,7 +101,8 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         if not path.startswith(PREFIX):
             return None
         name = self._names.get(path, OTHER)
-        # On the wire one answer is a stream of one, so this serves any method that only the owner has.
+        # On the wire, a single answer is a stream of one, so this also serves a method that only the owner
+        # knows.
         is_stream = name == OTHER or METHODS[name].is_stream
         local = None if self._local is None else self._local.handlers.service(handler_call_details)
         make = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
@@ -158,7 +159,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         """Return the handler of a method, which turns errors of this proxy into statuses.
 
         Arguments:
-            answer_here: handler of the method for mailboxes of this process; None without any.
+            answer_here: handler of the method for mailboxes of this process; None if it owns none.
         """
 
         async def run(data: bytes, context: Context) -> Any:
@@ -184,7 +185,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
                     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                         self._connections.forget(context.peer())
                     return await abort_alike(context, error)
-                except grpc.aio.AbortError:  # of a mailbox of this process, whose metrics have it
+                except grpc.aio.AbortError:  # a mailbox of this process, which counts it
                     raise
                 except PostroomError as error:
                     failure = error
@@ -206,7 +207,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
 
     @contextmanager
     def _end_at_stop(self, name: str) -> Iterator["asyncio.Task[Any]"]:
-        """Have a call cancelled when the proxy stops, if it waits for messages."""
+        """Cancel a call when the proxy stops, if it waits for messages."""
         task = asyncio.current_task()
         assert task is not None
         if name in ENDED_AT_STOP:
@@ -291,5 +292,5 @@ def _function(handler: "grpc.RpcMethodHandler[Any, Any] | None") -> Handler | No
 
 
 def _encode(answer: Message | bytes) -> bytes:
-    """Return an answer of an owner as it is, and one of a mailbox of this process encoded."""
+    """Return an owner's answer unchanged, and encode an answer of a mailbox of this process."""
     return answer if isinstance(answer, bytes) else answer.SerializeToString()

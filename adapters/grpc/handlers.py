@@ -33,7 +33,7 @@ CORR_ID_KEY = "x-corr-id"
 ENDED_AT_STOP = ("recv", "recv_stream", "wait_for_result")
 """The methods that wait for messages, and end when their mailbox is served no longer."""
 MODE_METADATA = (("x-postroom-mode", "dev"),)
-"""Metadata of all answers of a server with `--dev`; in the trailers of a unary call, it takes no message."""
+"""Metadata of all answers of a server with `--dev`; a unary call has it in the trailers at no extra cost."""
 
 Metadata = dict[str, str]
 Trailers = tuple[tuple[str, str], ...]
@@ -63,7 +63,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
 
     Arguments:
         find_service: returns the service of the mailbox that a call names.
-        metrics: of calls whose mailbox was not found.
+        metrics: metrics of calls whose mailbox was not found.
     """
 
     names = NAMES
@@ -125,7 +125,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
-            metadata = context.invocation_metadata() or ()  # which is made anew for each who asks
+            metadata = context.invocation_metadata() or ()  # each call of the method builds it anew
             caller = read_metadata(metadata)
             corr_id = correlate_task(caller.get(CORR_ID_KEY))
             with tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span:
@@ -155,7 +155,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             if name in ENDED_AT_STOP:
                 served.waiting.add(task)
             try:
-                if service.is_dev and METHODS[name].is_stream:  # whose trailers may be long in coming
+                if service.is_dev and METHODS[name].is_stream:  # its trailers may come much later
                     await context.send_initial_metadata(MODE_METADATA)
                 token = read_bearer(tokens)
 
@@ -210,6 +210,6 @@ def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[A
     make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
     return make(
         handler,
-        request_deserializer=None,  # `read_request` does it, whose error has a code
+        request_deserializer=None,  # `read_request` parses requests: its error has a code
         response_serializer=method.response.SerializeToString,
     )

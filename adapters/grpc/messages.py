@@ -126,7 +126,7 @@ def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
 def write_result(result: msgspec.Struct, message: M) -> M:
     """Write a struct into the message with the same fields, and return the message."""
     values = msgspec.to_builtins(result)
-    # The default action is written, too, so that an answer is read without knowing it.
+    # Write the default action, too, so that a reader need not know it.
     if isinstance(result, RedriveSpec):
         values["action"] = result.action
     elif isinstance(result, RedriveReport):
@@ -137,7 +137,7 @@ def write_result(result: msgspec.Struct, message: M) -> M:
 def write_fields(fields: Mapping[str, object], message: Message) -> None:
     """Write the fields that are not None into the message.
 
-    Raises: InvalidRequest for a field that the message has not, or a value that it can't hold.
+    Raises: InvalidRequest for a field that the message does not have, or a value that it can't hold.
     """
     try:
         ParseDict({name: value for name, value in fields.items() if value is not None}, message)
@@ -167,7 +167,7 @@ def public_envelope(blob: bytes) -> bytes:
     try:
         return without_auth_token(blob)
     except InvalidRequest:
-        return b""  # a token might be among them
+        return b""  # the altered bytes may contain a token
 
 
 def write_item(result: FoundMessage, message: pb.FoundMessage) -> None:
@@ -187,7 +187,7 @@ def read_item(message: pb.FoundMessage) -> FoundMessage:
 
 
 def write_filter(filter_: EventFilter) -> pb.QueryRequest:
-    """Return the request of a search; the mailbox of the filter is the server's, which returns envelopes."""
+    """Return the request of a search for envelopes; it omits the filter's mailbox, which is the server's."""
     defaults = EventFilter()
     values = {
         name: value
@@ -240,7 +240,7 @@ def write_moment(at: Moment, moment: pb.Moment) -> None:
 
 
 def _as_builtins(message: Message) -> dict[str, Any]:
-    """Return all fields of a message by name; those that may be absent and are, as None."""
+    """Return all fields of a message by name; an absent optional field is None."""
     if isinstance(message, Struct):
         return {name: _plain(value) for name, value in message.items()}
     values: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def _as_builtins(message: Message) -> dict[str, Any]:
         value = getattr(message, field.name)
         if field.has_presence and not message.HasField(field.name):
             value = None
-        elif isinstance(value, Struct):  # which is a mapping, too
+        elif isinstance(value, Struct):  # a Struct is a mapping, too
             value = _as_builtins(value)
         elif isinstance(value, Mapping):
             value = dict(value)

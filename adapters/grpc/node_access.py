@@ -1,4 +1,4 @@
-"""How admins, runners and proxies know each other, and the handlers of the calls between them."""
+"""How admins, runners and proxies authenticate each other, and the handlers of the calls between them."""
 
 import hmac
 import re
@@ -45,7 +45,7 @@ class NodeNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     runner: tuple[str, ...] = ()
 
     def find_roles(self, names: Iterable[str]) -> set[str]:
-        """Return the roles of a certificate with some names."""
+        """Return the roles of a certificate with these names."""
         forms = {form for name in names for form in (name.lower(), f"*.{name.lower().partition('.')[2]}")}
         return {role for role in ROLES if forms & {each.lower() for each in getattr(self, role)}}
 
@@ -54,11 +54,11 @@ class NodeAccess:
     """Credentials of a process of the cluster, for the calls that it makes and those that it serves.
 
     Arguments:
-        token: secret that all processes of the cluster share; None neither sends nor asks for one.
-        tls: certificates for calls of other processes; None calls them without TLS.
-        names: of the certificates of processes that may call; None does not ask for certificates.
+        token: secret that all processes of the cluster share; None neither sends a token nor asks for one.
+        tls: certificates with which to call other processes; None calls them without TLS.
+        names: names in the certificates of processes that may call; None asks for no certificates.
 
-    Raises, when it is made: InvalidRequest for a token that is no text of 32 to 512 letters, digits or any of
+    Raises, when it is made: InvalidRequest for a token that is not 32 to 512 letters, digits or any of
         `._~+/-`; the error does not show it.
     """
 
@@ -102,12 +102,13 @@ class NodeAccess:
         """
         if not self.is_node(address, ("runner", "proxy")):
             raise Unavailable(
-                f"{address} is no address of a runner or proxy in nodes of [cluster]; nothing was sent to it."
+                f"{address} is not the address of a runner or proxy in nodes of [cluster]; nothing was "
+                "sent to it."
             )
         return self.open_channel(address, is_shared=False)
 
     def is_node(self, address: str, roles: Collection[str]) -> bool:
-        """Return whether the host of an address is a name of a node of some roles, where nodes have names."""
+        """Return whether an address has the host of a node of these roles; True if nodes have no names."""
         host = address if address.startswith("unix:") else split_address(address)[0]
         return self._names is None or not self._names.find_roles([host]).isdisjoint(roles)
 
@@ -119,10 +120,10 @@ class NodeAccess:
         The check of the token is constant in time for tokens of one length.
 
         Arguments:
-            roles: that may make the call.
+            roles: roles that may make the call.
 
-        Raises: Unauthenticated without the token, for another one, and for a certificate without a name of a
-            node; Forbidden for a node with another role.
+        Raises: Unauthenticated for a missing or wrong token, and for a certificate without a name of a node;
+            Forbidden for a node with another role.
         """
         if self._names is not None:
             names = context.auth_context().get(_SUBJECT_NAMES, ())
@@ -142,18 +143,18 @@ class NodeAccess:
         sent = read_bearer([str(value) for key, value in metadata if key == _AUTHORIZATION])
         if sent is None or not hmac.compare_digest(sent.encode(), self._token):
             raise Unauthenticated(
-                "The call has no valid node token; set node_token of [cluster] to that of the process called."
+                "The call has no valid node token; set node_token of [cluster] to the called process's token."
             )
 
     def check_address(self, address: Address, tls: ServerTls | None) -> None:
         """Check that calls of other machines are authenticated.
 
         Arguments:
-            address: at which this process is to listen.
-            tls: the certificate with which it is served.
+            address: address at which this process is to listen.
+            tls: certificate with which the address is served.
 
-        Raises: InvalidRequest for an address beyond loopback with neither a token nor names, for names
-            without certificates of clients, and for the latter if nothing tells nodes from clients.
+        Raises: InvalidRequest for an address beyond loopback with neither a token nor names, for names if
+            clients need no certificates, and for client certificates if nothing tells nodes from clients.
         """
         has_mutual_tls = tls is not None and tls.asks_clients
         if self._names is not None and not has_mutual_tls:
@@ -184,7 +185,7 @@ class NodeCall(NamedTuple):
     """A call.
 
     Arguments:
-        metadata: of the caller, by key.
+        metadata: metadata of the caller by key.
         trailers: metadata of the answer, to which a handler may add.
     """
 
@@ -199,10 +200,10 @@ class NodeHandlers(grpc.GenericRpcHandler):
     """Handlers of unary calls of one service, which check the node token and turn errors into statuses.
 
     Arguments:
-        handlers: by the name of their method; others answer UNIMPLEMENTED.
-        methods: of the service.
-        access: what callers are checked by.
-        roles: roles of the callers of each method; anybody may call the others.
+        handlers: handlers by method name; methods without a handler answer UNIMPLEMENTED.
+        methods: methods of the service.
+        access: credentials by which callers are checked.
+        roles: roles that may call each method; anybody may call a method that is not listed.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
         self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             methods[name].path: grpc.unary_unary_rpc_method_handler(
                 self._run(methods[name], handler, roles.get(name)),
-                request_deserializer=None,  # `read_request` does it, whose error has a code
+                request_deserializer=None,  # `read_request` parses requests: its error has a code
                 response_serializer=methods[name].response.SerializeToString,
             )
             for name, handler in handlers.items()

@@ -36,13 +36,13 @@ METHOD_NAMES = {
     "peek_messages": "peek",
     "search_messages": "query",
 }
-"""Methods of the contract that are not named as their operations."""
+"""Methods of the contract whose names differ from those of their operations."""
 BY_METHOD = {METHOD_NAMES.get(name, name): each for name, each in OPERATIONS.items()}
 """Operations by the names of their methods."""
 _FIELDS = {"msg_id": "message_id", "message_ids": "only"}
 """Fields that are not named as the argument or answer."""
 _DEAD_LETTERS = "dead_letters"
-"""Field of dead letters; an answer with them has an empty cursor on the last page, as old ones have none."""
+"""Field of dead letters; on the last page, the cursor is empty, not absent: older servers send none."""
 
 
 def method_name(operation: Operation) -> str:
@@ -88,7 +88,7 @@ _CODECS = {
     "at": _moment("at"),
     "start": _moment("start"),
     "changes": _struct("changes", SettingsChanges),
-    "cursor": _Codec(_write_cursor, str),  # some are numbers in the contract
+    "cursor": _Codec(_write_cursor, str),  # some cursors are numbers in the contract
     "filter_": _struct("filter", SubscriptionFilter),
     "ids": _Codec(lambda ids, request: request.ids.extend(ids), list),
     "message_ids": _Codec(_write_ids, lambda field: list(field.message_ids)),
@@ -169,7 +169,7 @@ def read_answer(operation: Operation, response: Any) -> Any:
         )
         cursor = response.next_cursor or None
         if field == _DEAD_LETTERS and items and not response.HasField("next_cursor"):
-            cursor = str(items[-1].position)  # of a server that tells no cursor
+            cursor = str(items[-1].position)  # for a server that returns no cursor
         return Page(items, cursor)
     if kind is type(None):
         return None
@@ -178,7 +178,7 @@ def read_answer(operation: Operation, response: Any) -> Any:
     if not field:
         return messages.read_result(response, kind)
     value = getattr(response, field)
-    if kind is TopicPolicy:  # whose fields may be absent
+    if kind is TopicPolicy:  # its fields may be absent
         return TopicPolicy(**messages.set_fields(value))
     return messages.read_result(value, kind) if isinstance(value, Message) else kind(value)
 

@@ -45,7 +45,7 @@ class PooledChannel:
     """One connection, with the number of calls that use it.
 
     Arguments:
-        channel: which is closed with the connection.
+        channel: gRPC channel, which is closed with the connection.
         connect_seconds: time in which the owner must accept it.
     """
 
@@ -128,7 +128,7 @@ class OwnerChannels:
 
     @contextmanager
     def use(self, address: str) -> Iterator[PooledChannel]:
-        """Use a connection for one call; another one is opened when those to the owner are busy.
+        """Use a connection for one call; open another one if all connections to the owner are busy.
 
         Raises: Saturated when the owner has too many calls in progress.
         """
@@ -219,10 +219,10 @@ class ForwardedCall:
         method: its name in `METHODS`.
         path: its name on the wire.
         data: the encoded request.
-        metadata: with which it is forwarded.
+        metadata: metadata with which the call is forwarded.
 
     Attributes:
-        is_answered: the caller has got a part of the answer, so that the call can't be sent again.
+        is_answered: whether the caller has got a part of the answer, so that the call can't be sent again.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ForwardedCall:
         self._context.set_trailing_metadata(_passed_on(trailing))
 
     def may_repeat(self, failure: Exception) -> bool:
-        """Return whether the call did nothing, and none of its answer has reached the caller."""
+        """Return whether the call had no effect, and nothing of an answer has reached the caller."""
         if self.is_answered:
             return False
         if isinstance(failure, OwnerUnreachable):
@@ -303,7 +303,7 @@ async def within(answer: Awaitable[T]) -> T:
 async def abort_alike(context: Context, error: grpc.aio.AioRpcError) -> None:
     """End a call with the status of another one."""
     if initial := _passed_on(_pairs(error.initial_metadata())):
-        with suppress(grpc.aio.UsageError):  # it was sent before the first item
+        with suppress(grpc.aio.UsageError):  # the metadata was sent before the first item
             await context.send_initial_metadata(initial)
     await context.abort(error.code(), error.details() or "", _passed_on(_pairs(error.trailing_metadata())))
 
@@ -335,7 +335,7 @@ def _passed_on(pairs: Metadata | None) -> Metadata:
 
 
 def _pairs(metadata: Any) -> Metadata:
-    """Return metadata as the pairs that it is made of."""
+    """Return metadata as pairs."""
     return tuple(metadata or ())
 
 

@@ -1,4 +1,4 @@
-"""Routes of a proxy: the service that takes and tells them, and the client that pushes changes."""
+"""Routes of a proxy: the service that receives and returns them, and the client that pushes changes."""
 
 import asyncio
 import hmac
@@ -32,7 +32,7 @@ ROUTE_METHODS: Mapping[str, Collection[str]] = {
     "update_mailbox_route": ("admin",),
     "remove_mailbox_route": ("admin",),
 }
-"""Of `ControlPlane`, with the roles of their callers; admins serve the others."""
+"""Methods of `ControlPlane` that proxies serve, with the roles of their callers; admins serve the others."""
 
 
 def proxy_handlers(proxy: Proxy, access: NodeAccess) -> list[NodeHandlers]:
@@ -84,12 +84,12 @@ class _RouteService:
         key = call.metadata.get(PUSH_KEY, "")
         if not hmac.compare_digest(key.encode("utf-8", "replace"), self._proxy.push_key.encode()):
             raise Forbidden(
-                "Only an admin at which this proxy has registered pushes routes to it; the call has not its "
+                "Only an admin at which this proxy has registered pushes routes to it; the call lacks its "
                 "postroom-push-key."
             )
 
     def _position(self, call: NodeCall) -> int:
-        """Return the position of a change; one without any, as in RFC-049, counts as the newest."""
+        """Return the position of a change; without a position, as in RFC-049, it counts as the newest."""
         position = read_number(call.metadata, POSITION_KEY)
         return self._proxy.next_position() if position is None else position
 

@@ -14,7 +14,7 @@ from postroom.application.threads import cancel_and_wait
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable, WrongOwner
 
 RESOLVE_SECONDS = 1.0
-"""Time for the answer of one proxy; one that is paused or cut off costs this once."""
+"""Time for one proxy to answer; a paused or unreachable proxy costs this time once."""
 CONNECT_SECONDS = 0.5
 """Time to connect to an owner; if it takes longer, the call goes through a proxy."""
 AVOID_SECONDS = 5.0
@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
 
 class OwnerRoutes:
-    """Routes to the owners of the mailboxes of a namespace, asked of one proxy, or of the next if it fails.
+    """Routes to the owners of a namespace's mailboxes; it asks one proxy for them, or the next if that fails.
 
     Arguments:
         proxies: addresses of proxies, `host:port`.
@@ -64,7 +64,7 @@ class OwnerRoutes:
     async def resolve(self) -> list[str]:
         """Ask a proxy for the routes of the namespace; return the names of its mailboxes that have an owner.
 
-        Raises: Unavailable when no proxy answers; else what a proxy refuses the question with.
+        Raises: Unavailable when no proxy answers; otherwise the error with which a proxy refuses.
         """
         if self._resolving is None or self._resolving.done():
             self._resolving = asyncio.create_task(self._resolve())
@@ -83,7 +83,7 @@ class OwnerRoutes:
                     raise
         route = self._routes.get(mailbox)
         owner = None if route is None else await self._connect_owner(route.address)
-        return owner or self._target(self._proxies[0])  # which knows whether there is such a mailbox
+        return owner or self._target(self._proxies[0])  # the proxy knows whether the mailbox exists
 
     def forget(self, mailbox: str) -> None:
         """Ask for the route of a mailbox again before its next call."""
@@ -169,21 +169,21 @@ class OwnerRoutes:
 
 
 ATTEMPT_SECONDS = 5.0
-"""Time without an answer after which an attempt is given up, and its server avoided, besides long polls."""
+"""Time without an answer, besides the wait of a long poll, after which a server is given up and avoided."""
 MOVED_RETRY_MS = 100
 MAX_SILENCE = 2
-"""Heartbeats of a stream without which its server is avoided."""
+"""Number of missed heartbeats of a stream after which its server is avoided."""
 MAX_MOVES = 2
 """Attempts of a call while its mailbox moves; then it is repeated with a pause, by `MailboxClient`."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class RoutedChannel:
-    """What `GrpcTransport` uses of a channel, with a choice of the server for every call.
+    """A `CallFactory` that chooses the server for every call.
 
-    A call that was answered with WrongOwner took no effect: its route is refreshed, and it is made again. A
-    call that failed otherwise is left to `MailboxClient`, which knows whether it may be repeated; the
-    repetition goes elsewhere.
+    A call that was answered with WrongOwner had no effect: the channel refreshes the route and makes the call
+    again. Any other failure is raised to `MailboxClient`, which knows whether the call may be repeated; the
+    repetition goes to another server.
     """
 
     def __init__(self, routes: OwnerRoutes, mailbox: str) -> None:
@@ -237,13 +237,13 @@ class RoutedChannel:
         return call
 
     def has_moved(self, error: grpc.aio.AioRpcError, target: Target) -> bool:
-        """Return whether an error says that the mailbox is elsewhere; note what it tells about the server."""
+        """Return whether an error says that the mailbox has moved; note what it says about the server."""
         if error_of(error, target.where).code == WrongOwner.code:
             self._routes.forget(self._mailbox)
             return True
         if error.code() in _GONE:
             if any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
-                self._routes.forget(self._mailbox)  # the server is there, but can't serve the mailbox now
+                self._routes.forget(self._mailbox)  # the server answers, but can't serve the mailbox now
             else:
                 self._routes.avoid(target, self._mailbox)
         return False
@@ -265,7 +265,7 @@ class _RoutedStream:
     """A call with a stream of answers that begins when the first one is read.
 
     Arguments:
-        silence: seconds without an answer after which a server that is left is avoided.
+        silence: seconds without an answer after which later calls avoid the server.
     """
 
     def __init__(

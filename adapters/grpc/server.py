@@ -34,18 +34,18 @@ MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
 STOP_SECONDS = 4
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.max_concurrent_streams", 1_024),  # of one connection; more are refused, to be retried
+    ("grpc.max_concurrent_streams", 1_024),  # streams of a connection; further ones are refused, and retried
     # By default gRPC cancels calls when 1,000 wait, which is not distinct from a cancellation by the client.
     ("grpc.server.max_pending_requests", 1 << 20),
     ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ("grpc.server_handshake_timeout_ms", 5_000),
-    ("grpc.so_reuseport", 0),  # a second server on the port is refused, not given half of the calls
+    ("grpc.so_reuseport", 0),  # refuses a second server on the port, which would get half of the calls
     # A client that is gone or paused is noticed within 15 s, and what it received is ready again.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),  # no limit
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # pings of clients
 ]
 
 
@@ -158,7 +158,7 @@ async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> health.a
 def _bind(server: grpc.aio.Server, target: Address, tls: ServerTls | None) -> int:
     """Bind an address; return the port."""
     if target.is_unix:
-        remove_stale(target)  # gRPC would take the path from a server that is alive, too
+        remove_stale(target)  # gRPC would also take the path from a running server
         _bind_unix(server, target)
         return 0
     host, port = target.target[:2]

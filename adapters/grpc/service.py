@@ -49,7 +49,7 @@ class Call(NamedTuple):
     """A call that was accepted.
 
     Arguments:
-        metadata: of the caller, textual.
+        metadata: textual metadata of the caller.
         open_session: opens the session again, which fails once the token has expired or is revoked.
     """
 
@@ -236,7 +236,7 @@ class MailboxService:
         return pb.InfoResponse(mailbox=call.mailbox.name)
 
     async def answer(self, name: str, request: Any, call: Call) -> Any:
-        """Return the response of a method: of one here, or of the operation with its name."""
+        """Return the response of a method, either a method of this class or the operation with its name."""
         own = getattr(self, name, None)
         if own is not None:
             return await own(request, call)
@@ -281,7 +281,7 @@ async def _next_item(
     """Return the next item of a stream, and the pause after it in seconds.
 
     Arguments:
-        receive: receives up to a number of messages, within some seconds; it checks the caller's token.
+        receive: receives up to a number of messages within some seconds, after checking the caller's token.
         heartbeat: longest wait for messages, or for room, in seconds.
     """
     item, loop = pb.RecvStreamResponse(), asyncio.get_running_loop()
@@ -316,14 +316,14 @@ def _read_results(request: pb.AckRequest) -> dict[Receipt, MessageResult]:
     results: dict[Receipt, MessageResult] = {}
     for index, token in enumerate(request.receipts):
         if index in request.results:
-            with suppress(InvalidRequest):  # which is the answer for this receipt
+            with suppress(InvalidRequest):  # the error is the answer for this receipt
                 result = messages.read_result(request.results[index], MessageResult)
                 results.setdefault(read_receipt(token), result)
     return results
 
 
 def _generation(call: Call) -> int | None:
-    """Return how many members of the namespace the caller knows; None if it named the mailbox."""
+    """Return how many members of the namespace the caller counts; None if it called the mailbox by name."""
     return read_number(call.metadata, MEMBERS_KEY)
 
 
