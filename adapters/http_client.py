@@ -149,7 +149,7 @@ class HttpTransport(MailboxTransport):
                     if len(line) > MAX_LINE_BYTES:
                         raise self._unreadable(response.status, None)
         except (ClientError, OSError) as error:
-            raise self._unreachable(error) from None  # it may contain the request's headers
+            raise self._unreachable(error) from None  # its text may contain the request's headers
         except (msgspec.DecodeError, ValueError):
             raise self._unreadable(HTTPStatus.OK, None) from None
         raise Unavailable(f"{self.where} ended the stream; connect again.")
@@ -212,7 +212,7 @@ class HttpTransport(MailboxTransport):
                     return read(read_answer(await response.read(), answer))
                 raise await self._error(response)
         except (ClientError, OSError) as error:
-            raise self._unreachable(error) from None  # it may contain the request's headers
+            raise self._unreachable(error) from None  # its text may contain the request's headers
         except (msgspec.DecodeError, ValueError):
             raise self._unreadable(HTTPStatus.OK, None) from None
 
@@ -246,7 +246,7 @@ class HttpTransport(MailboxTransport):
         )
 
     def _unreadable(self, status: int, retry_after: str | None) -> PostroomError:
-        """Return the error of an answer that is not the contract's, as of a proxy in between."""
+        """Return the error of an answer that does not follow the contract, such as a proxy's."""
         text = f"{self.where} answered {status}, and the answer is not Postroom's; check the address."
         if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return FrameTooLarge(text)
@@ -291,7 +291,7 @@ def _segment(text: str) -> str:
 
 
 def _parameters(query: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of a query: those of a list several times, those that are None not at all."""
+    """Yield the parameters of a query: one for each value of a list, and none for a value of None."""
     for name, value in query.items():
         for each in value if isinstance(value, list) else [value]:
             if each is not None:
@@ -340,7 +340,7 @@ def result_of(operation: Operation, answer: Any) -> Any:
 def read_answer(content: bytes | bytearray, kind: type[T]) -> T:
     """Return an answer.
 
-    Raises: DecodeError when it is not of the contract.
+    Raises: DecodeError when it does not follow the contract.
     """
     try:
         return msgspec.json.decode(content, type=kind)
@@ -349,10 +349,10 @@ def read_answer(content: bytes | bytearray, kind: type[T]) -> T:
 
 
 def read_line(line: bytes | bytearray) -> list[MessageDelivery]:
-    """Return the delivery in a line of a stream; none of a heartbeat.
+    """Return the delivery in a line of a stream; an empty list for a heartbeat.
 
-    Raises: DecodeError or ValueError when it is not of the contract; the error with which the server ends
-        the stream.
+    Raises: DecodeError or ValueError when it does not follow the contract; the error with which the server
+        ends the stream.
     """
     if b'"receipt"' in line:
         return [read_answer(line, Delivery).to_delivery()]

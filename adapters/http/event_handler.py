@@ -77,7 +77,7 @@ _decode_answers = msgspec.json.Decoder(list[_Answer]).decode
 
 
 class _Waiting(NamedTuple):
-    """A request that the next batch may have, as JSON."""
+    """A request that waits for the next batch, as JSON."""
 
     message_id: str
     item: bytes
@@ -87,8 +87,8 @@ class _Waiting(NamedTuple):
 class HttpEventHandler:
     """Handler that is called with signed POST requests, at permitted addresses and without redirects.
 
-    In batches, each message has an answer of its own. A batch that fails as a whole, but for a reason that
-    one of its messages may have caused, is posted again message by message.
+    In batches, each message has an answer of its own. If a batch fails as a whole for a reason that one of
+    its messages may have caused, its messages are posted again one by one.
 
     Arguments:
         url: URL of the handler.
@@ -162,7 +162,7 @@ class HttpEventHandler:
         waiting = _Waiting(id_, item, loop.create_future())
         self._waiting.append(waiting)
         if len(self._waiting) == 1:
-            loop.call_soon(self._post_waiting)  # with the requests of all deliveries that go on in this turn
+            loop.call_soon(self._post_waiting)  # batches the deliveries of this turn
         return await waiting.result
 
     def _post_waiting(self) -> None:
@@ -173,7 +173,8 @@ class HttpEventHandler:
             size += len(each.item)
             if n + 1 == len(waiting) or n + 1 - start == self._batch or size >= MAX_BATCH_BYTES:
                 post = self._post_batch(waiting[start : n + 1])
-                task = asyncio.get_running_loop().create_task(post, context=Context())  # of no message
+                # Without the context of any message.
+                task = asyncio.get_running_loop().create_task(post, context=Context())
                 self._posts.add(task)
                 task.add_done_callback(self._posts.discard)
                 start, size = n + 1, 0

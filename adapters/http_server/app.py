@@ -55,11 +55,11 @@ class Exchange(Protocol):
     """A request, and the way in which its body is read and its answer is sent.
 
     Attributes:
-        raw_path, query: of the request's target, as they were sent.
-        headers: with names in lower case.
+        raw_path, query: path and query of the request's target, as they were sent.
+        headers: headers, with names in lower case.
         connection: the `HttpConnection`.
         held: bytes of the body that count to the budget of all bodies.
-        response_complete: nothing of the answer is missing, or ASGI's server sees to it.
+        response_complete: whether the whole answer was sent, or is left to the ASGI server.
     """
 
     method: str
@@ -106,11 +106,11 @@ class AsgiExchange:
 class WholeRequest(msgspec.Struct):
     """An exchange of a request that came in one piece, whose answer is written as one.
 
-    ASGI makes a dozen objects and four coroutines for each request. While the request is answered, this is
-    the `cycle` of the connection, and has what uvicorn's protocol uses of one.
+    ASGI would make a dozen objects and four coroutines for each request. While the request is answered, this
+    object is the `cycle` of the connection, and has the attributes that uvicorn's protocol uses.
     """
 
-    message_event: ClassVar[asyncio.Event] = asyncio.Event()  # nothing waits for more of the body
+    message_event: ClassVar[asyncio.Event] = asyncio.Event()  # the body is complete, so nothing waits for it
 
     connection: Any
     raw_path: bytes
@@ -127,7 +127,7 @@ class WholeRequest(msgspec.Struct):
 
     async def read(self, bodies: Bodies) -> bytes:
         """Return the body; see `Exchange.read`."""
-        body, self.body = self.body, b""  # which the connection would keep until its next request
+        body, self.body = self.body, b""  # else the connection keeps it until its next request
         bodies.take(self, len(body))
         return body
 
@@ -326,7 +326,8 @@ def refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False
     """Return the answer to a refused request.
 
     Arguments:
-        ends_connection: close, as after an `Expect` without 100: what comes next may be the body or not.
+        ends_connection: close the connection, as after an `Expect` without 100: the next bytes may be the
+            body or a new request.
     """
     headers: Headers = []
     wait_ms = retry_after_ms(error)

@@ -76,8 +76,9 @@ class HttpConnection(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         self._is_idle = True  # between two requests
-        self._awaited: tuple[int, str] | None = None  # the part of the request that is late after some ms
-        self._has_moved_on = False  # whether the part is another one than before these bytes
+        # Time limit in ms, and the part of a request that it is for.
+        self._awaited: tuple[int, str] | None = None
+        self._has_moved_on = False  # whether these bytes have begun another part
         self._received = 0
 
     # -- the transport's callbacks ---
@@ -103,11 +104,11 @@ class HttpConnection(HttpToolsProtocol):
         self.timeout_keep_alive = milliseconds / 1_000  # type: ignore[assignment]  # seconds
 
     def make_way(self) -> None:
-        """Close the connection for the sake of another one, which takes its place at once."""
+        """Close the connection so that another one can take its place at once."""
         self.connections.discard(self)
         self._refused.add(self)
         self.transport.close()
-        # What the client does not read would keep the connection open.
+        # Otherwise data that the client does not read would keep the connection open.
         if self.transport.get_write_buffer_size() or len(self._refused) > self._limits.max_connections:
             self.transport.abort()
 
@@ -179,7 +180,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the deadline of the body, unless these bytes complete it."""
         if self.parser.should_upgrade():
-            return  # the request begins again when its upgrade is declined
+            return  # the parser starts over when the upgrade is declined
         line = len(self.parser.get_method()) + len(self.url) + LINE_BYTES
         if line + self._header_bytes > MAX_HEADER_BYTES:
             raise _HeaderTooLarge
@@ -234,7 +235,7 @@ class HttpConnection(HttpToolsProtocol):
         pieces, self._pieces = self._pieces or (), None
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects_100
-        self.headers += headers  # of the scope
+        self.headers += headers  # the list of the scope, so in place
         super().on_headers_complete()
         for each in pieces:
             super().on_body(each)

@@ -56,7 +56,7 @@ async def receive_or_stop(
         consumer=request.consumer,
         wait_ms=0 if service.stopping.is_set() else wait_ms,
     )
-    # What is received in the moment of its end reappears by its visibility timeout.
+    # Messages received at the moment the wait ends reappear after their visibility timeout.
     return await (service.unless_ended(closed, call) if wait_ms else call) or []
 
 
@@ -139,7 +139,7 @@ class HttpMessageStream:
         return messages
 
     async def _pause(self, window: DeliveryWindow, seconds: float) -> None:
-        """Wait until something is settled, the client goes, the service stops, or the time is over."""
+        """Wait until a delivery is settled, the client disconnects, the service stops, or time is over."""
         events = (window.settled, self._closed, self._service.stopping)
         tasks = [asyncio.create_task(event.wait()) for event in events]
         try:
@@ -149,7 +149,7 @@ class HttpMessageStream:
 
     async def _return_messages(self, unsettled: list[Receipt]) -> None:
         if self._closed.is_set() and unsettled:
-            with suppress(PostroomError):  # their visibility timeout does it otherwise
+            with suppress(PostroomError):  # otherwise their visibility timeout returns them
                 await self._service.mailbox.nack_messages(unsettled, reason="client disconnected", delay_ms=0)
 
 
@@ -263,7 +263,7 @@ class MessageHandlers:
         """Return the receipt of the body, or the receipt of the message's latest delivery."""
         id_ = call.path["msg_id"]
         if call.body.receipt is None:
-            with call_as(call.session.caller):  # who means a message of a topic that the token covers
+            with call_as(call.session.caller):  # the caller means a message of a topic that it may use
                 return await self._latest_receipt(id_)
         receipt = read_receipt(call.body.receipt)
         if not may_have_id(receipt.message, self._service.mailbox.name, id_):
@@ -296,7 +296,7 @@ class MessageHandlers:
 
     async def _return_messages(self, receipts: list[Receipt]) -> None:
         if receipts:
-            with suppress(PostroomError):  # their visibility timeout does it otherwise
+            with suppress(PostroomError):  # otherwise their visibility timeout returns them
                 await self._service.mailbox.nack_messages(receipts, reason="client disconnected", delay_ms=0)
 
 
@@ -329,7 +329,7 @@ def _raise_refusal(answers: Sequence[Rejected | None]) -> None:
 
 
 def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> contract.Envelope:
-    """Return a delivery as it is answered.
+    """Return a delivery as HTTP answers have it.
 
     Arguments:
         with_envelope: include the envelope instead of the payload.

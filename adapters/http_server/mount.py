@@ -32,9 +32,10 @@ class Mount(NamedTuple):
     Arguments:
         prefix: the path, such as `/console`, without a slash at its end.
         open: opens the ASGI application of a service, for as long as the context lasts; its second argument
-            tells whether clients use TLS.
+            says whether clients use TLS.
         is_alone: serve nothing else: neither the calls of the HTTP interface nor its state.
-        is_for_programs: programs call it, and no web page may; else browsers show it, and send its own forms.
+        is_for_programs: whether only programs call it, and no web page may; else browsers show it, and send
+            its own forms.
     """
 
     prefix: str
@@ -52,7 +53,7 @@ class MountedApp:
     Arguments:
         prefix: the path, without a slash at its end.
         mounted: the application below it.
-        others: None answers that there is nothing.
+        others: application for all other paths; None answers them with 404.
         is_for_programs: see `Mount`.
     """
 
@@ -135,7 +136,7 @@ class MountedApp:
         async def receive_body() -> dict[str, Any]:
             if pieces:
                 return {"type": "http.request", "body": pieces.pop(), "more_body": False}
-            message: dict[str, Any] = await receive()  # the end of the connection
+            message: dict[str, Any] = await receive()  # the message that the connection has ended
             return message
 
         return receive_body

@@ -93,7 +93,7 @@ _ACTIONS: dict[JobAction, str] = {
 
 
 def derive_routes(written: Sequence[HttpRoute] = ()) -> Sequence[HttpRoute]:
-    """Return the routes of the operations that have none among those that are written by hand."""
+    """Return the routes of the operations that have no hand-written route."""
     taken = {(each.method, each.path) for each in written}
     rest = [each for each in OPERATIONS.values() if (each.verb, each.path) not in taken]
     return [route for operation in rest for route in _derive_all(operation)]
@@ -115,7 +115,7 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> HttpRo
     """Return the route of an operation.
 
     Arguments:
-        fixed: arguments that a part of the path stands for.
+        fixed: arguments that are parts of the path.
     """
     names = {each.sent_as: each.name for each in operation.parameters}
     rest = [
@@ -143,7 +143,7 @@ def _derive(operation: Operation, fixed: dict[str, Any] | None = None) -> HttpRo
     types = _TYPES.get(operation.name, {})
     fields = arguments_struct(operation, rest, types) if own is None and rest else None
     body = types.get(own, rest[0].kind) if own else fields
-    is_query = operation.verb in ("GET", "DELETE")  # a proxy may drop the body of others
+    is_query = operation.verb in ("GET", "DELETE")  # a proxy may drop the body of these methods
     return HttpRoute(
         operation.verb,
         operation.path,

@@ -21,7 +21,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         code: what was wrong, for programs; the meaning of a code never changes.
         message: what was wrong, where, and what to do.
         retry_after_ms: when to retry; absent if repeating the request can't help.
-        message_id, msg_id: of the original, where a send was refused as a duplicate.
+        message_id, msg_id: id of the original message, if a send was refused as a duplicate.
         reason: what is wrong with the capability, for programs, such as `expired`, `revoked` or `topic`.
     """
 
@@ -108,7 +108,7 @@ def refusal_of(
     """Return the answer to a request that has not reached the application, after which its connection ends.
 
     Arguments:
-        fields: of the header of every answer.
+        fields: header fields of every answer.
     """
     title, corr_id = HTTPStatus(status).phrase, str(uuid_utils.uuid7())
     document = Problem(title, status, code, message, corr_id, HTTP_FOLDER + code, retry_after_ms)

@@ -112,14 +112,14 @@ class StateHandlers:
         self.contract = b""
 
     async def healthz(self, call: Call) -> Reply:
-        """Tell that the process answers."""
+        """Report that the process answers."""
         return json_reply(contract.Ok(), headers=(CLOSE,))
 
     async def readyz(self, call: Call) -> Reply:
-        """Tell whether the mailbox can be used, and whether it takes messages (svc-mailbox P-2)."""
+        """Report whether the mailbox can be used, and whether it takes messages (svc-mailbox P-2)."""
         missing = ["service"] if self._service.stopping.is_set() else []
         try:
-            await self._service.mailbox.get_topic_policy("any")  # reads the state in memory
+            await self._service.mailbox.get_topic_policy("any")  # reads only memory
         except PostroomError:
             missing.append("mailbox")
         writes = self._service.writes.takes_writes and not missing

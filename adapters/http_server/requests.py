@@ -16,7 +16,7 @@ from postroom.domain.errors import FrameTooLarge, InvalidRequest, Unavailable
 
 RETRY_MS = 1_000
 DISCARD_FRAMES: Final = 4
-"""Frames of a chunked body that is too large which are discarded, so that its sender sees the answer."""
+"""Number of frames to discard of a chunked body that is too large, so that its sender sees the answer."""
 
 
 class ClientGone(Exception):
@@ -33,7 +33,7 @@ class Bodies:
     """Reader of bodies: each has at most the frame limit, and all together a budget (svc-mailbox I-5).
 
     Attributes:
-        used: bytes that requests hold; who serves a request subtracts those that it holds in the end.
+        used: bytes that requests hold; a request's bytes are subtracted when it ends.
     """
 
     def __init__(self, limits: HttpSettings) -> None:
@@ -127,9 +127,9 @@ def describe(error: Exception) -> str:
 
 
 def _is_flat(body: bytes) -> bool:
-    """Return whether valid JSON is an object that obviously has neither a name twice nor a NUL.
+    """Return whether valid JSON is an object that evidently has no repeated name and no NUL.
 
-    Each of its members has a colon, and so there are no other members than those of different names.
+    Each member has a colon, so an object with as many colons as distinct names has no repeated name.
     """
     if b"\\u0000" in body:
         return False
@@ -229,7 +229,7 @@ class Site:
     """Names under which clients may reach the server.
 
     Arguments:
-        any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
+        any_host: whether to accept any `Host`, as on a Unix socket; otherwise loopback names only.
     """
 
     def __init__(self, *, any_host: bool) -> None:
@@ -241,7 +241,7 @@ class Site:
         self._names = frozenset(each.lower() for each in names)
 
     def check_host(self, headers: Headers) -> bytes:
-        """Return the `Host` of a request; raise ForeignHost for one that is not of the server.
+        """Return the `Host` of a request; raise ForeignHost unless it is a name of the server.
 
         A web page may have bound its name to this machine (DNS rebinding).
         """
@@ -255,17 +255,17 @@ class Site:
         return hosts[0]
 
     def check_api(self, headers: Headers, fields: dict[bytes, bytes], scheme: str) -> None:
-        """Refuse requests of web pages, whose browser runs on this machine.
+        """Refuse requests that a web page sends from a browser on this machine.
 
-        Besides binding names, a page may send forms and requests without a body, for which browsers don't ask
-        the server first; then they name the page's origin.
+        Besides rebinding names, a page may send forms and requests without a body, for which browsers don't
+        ask the server first; such requests name the page's origin.
 
         Arguments:
-            fields: the headers by name; of several with a name, the last one.
+            fields: headers by name; if a name occurs several times, its last value.
         """
         if self.any_host:
             return
-        if len(fields) == len(headers) and b"origin" not in fields:  # nearly all requests
+        if len(fields) == len(headers) and b"origin" not in fields:  # the common case
             host = fields.get(b"host")
             if host is not None and self._is_own(host):
                 return
@@ -314,7 +314,7 @@ class WholeRequests(Protocol):
     """An application that also answers requests which came in one piece.
 
     Attributes:
-        whole_targets: what the target of a POST matches if its answer is no stream.
+        whole_targets: pattern of the targets of POST requests whose answer is not a stream.
     """
 
     whole_targets: re.Pattern[bytes]

@@ -62,7 +62,7 @@ class Reply(msgspec.Struct):
     """An answer.
 
     Arguments:
-        body: bytes, or their pieces.
+        body: bytes, or an iterator of pieces.
     """
 
     body: bytes | AsyncIterator[bytes]
@@ -80,14 +80,14 @@ class HttpRoute(NamedTuple):
     """A call of the HTTP interface.
 
     Arguments:
-        path: with placeholders such as `{msg_id}`.
+        path: path with placeholders such as `{msg_id}`.
         body: type of the JSON body; None if it takes none.
         query: struct of the query parameters; None if it takes none.
         answer: type of the JSON answer, or a tuple of them; the media type of another one.
         refusals: error statuses of this route, besides those of every route.
         examples: of body and answer.
-        is_public: it needs no token.
-        takes_cloud_events: its body may also be a CloudEvent, which becomes a `NewMessage`.
+        is_public: whether it needs no token.
+        takes_cloud_events: whether its body may also be a CloudEvent, which becomes a `NewMessage`.
     """
 
     method: str

@@ -46,8 +46,8 @@ MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
 class NewConnection(asyncio.Protocol):
     """Connection that the server makes an `HttpConnection` or refuses; its client then has 1 s to close it.
 
-    It has no parser: clients that connect again and again would use the time of those that are served.
-    A connection whose client has not shown a valid token makes room for a new one.
+    It has no parser, so that clients that connect again and again take little time from others. A connection
+    whose client has not shown a valid token makes room for a new one.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ async def _serve_app(
     """Listen for requests to an application while the context lasts; see `http_surface`.
 
     Arguments:
-        whole: the part of it that takes whole requests.
+        whole: part of the application that takes whole requests.
     """
     listener = listen(target)
     file = find_file(target)
@@ -299,7 +299,7 @@ async def _tell_time(state: State, headers: list[tuple[bytes, bytes]], connected
 
     Arguments:
         headers: further headers of all answers.
-        connected: set when a client connects; without any, nobody asks for the time.
+        connected: set when a client connects; without clients, nobody needs the time.
     """
     while True:
         state.set_fields([(b"date", formatdate(usegmt=True).encode()), *headers])
@@ -324,6 +324,6 @@ async def _drain(state: State, seconds: float) -> None:
         await cancel_and_wait(*late)
     for connection in connections:
         connection.transport.abort()
-    if state.tasks:  # they end by themselves when they notice
+    if state.tasks:  # tasks end when they notice the abort
         await asyncio.wait(list(state.tasks), timeout=ABORT_SECONDS)
     await cancel_and_wait(*state.tasks)

@@ -8,7 +8,7 @@ class HttpSettings(ConnectionLimits, frozen=True, kw_only=True):
 
     Arguments:
         frame_bytes: largest body of a request (svc-mailbox I-6).
-        buffer_bytes: bodies held at a time; a request above it is answered 503.
+        buffer_bytes: total size of the bodies held at a time; a request above it is answered 503.
         header_timeout_ms: time to send the header of a request.
         body_timeout_ms: time to send its body.
         idle_timeout_ms: time between two requests of a connection that has shown a valid token.
