@@ -27,10 +27,10 @@ T = TypeVar("T")
 TICKS = 5
 """Silent intervals, of a fifth of the owner's time each, after which the owner counts as hanging.
 
-Counted in intervals, because a client that was paused itself wakes up with all of its time elapsed.
+Counted in intervals, because a client that was paused itself would find the whole time elapsed.
 """
 QUIET_TICKS = 3
-"""Intervals between two questions to an owner that only owes messages, which may be long in coming."""
+"""Intervals between two pings to an owner that only owes messages, which may take long to arrive."""
 MAX_GIVEN_UP = 1_000
 MAX_BATCH_COMMANDS = 5_000
 COMMAND_BYTES = 256
@@ -52,7 +52,8 @@ class LocalClient(asyncio.Protocol):
     """Connection to the owner of a mailbox.
 
     Arguments:
-        owner_timeout_ms: time without any answer after which an owner that was asked counts as hanging.
+        owner_timeout_ms: time without any answer after which an owner with unanswered calls counts as
+            hanging.
     """
 
     def __init__(self, endpoint: Endpoint, owner_timeout_ms: int) -> None:
@@ -86,8 +87,8 @@ class LocalClient(asyncio.Protocol):
 
         `hanging` is set when the owner does not greet in time.
 
-        Raises: Unavailable when the address can't be reached or is somebody else's, or its owner speaks
-            another protocol.
+        Raises: Unavailable when the address can't be reached, belongs to another user, or its owner speaks
+            another version of the protocol.
         """
         connected = await endpoint.dial()
         if connected is None:
@@ -165,12 +166,12 @@ class LocalClient(asyncio.Protocol):
     # -- the transport's callbacks ---
 
     def connection_made(self, transport: Any) -> None:
-        """Check whose socket it is."""
+        """Check that the socket belongs to the owner."""
         self._transport = transport
         socket = transport.get_extra_info("socket")
         self._descriptor = socket.fileno()
         set_close_on_fork(self._descriptor, True)
-        if os.geteuid() and not self._endpoint.is_owner(socket):  # root may use everybody's
+        if os.geteuid() and not self._endpoint.is_owner(socket):  # root may use sockets of all users
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -194,11 +195,11 @@ class LocalClient(asyncio.Protocol):
                 call.set_exception(OwnerGone(was_sent=True))
         self._calls.clear()
 
-    # -- how ---
+    # -- internals ---
 
     def _check_opening(self) -> None:
-        """Raise Unavailable when the owner is somebody else; a connection that was lost has ended."""
-        if self._opening is None or self._opening.cancelled():  # by `_watch`
+        """Raise Unavailable when the peer is not the owner; a connection that was lost has ended."""
+        if self._opening is None or self._opening.cancelled():  # `_watch` cancels it
             return
         error = self._opening.exception()
         if error is None:
@@ -226,7 +227,7 @@ class LocalClient(asyncio.Protocol):
         except MalformedFrame as error:
             self._transport.abort()
             raise Unavailable(
-                f"The owner of the mailbox answered with what can't be read ({error}); run the same version "
+                f"The owner of the mailbox sent an answer that can't be read ({error}); run the same version "
                 "of Postroom in both processes."
             ) from error
 
@@ -267,7 +268,7 @@ class LocalClient(asyncio.Protocol):
             self._asked.set()
         self._calls[id_] = call
         if kind == protocol.RECEIVE:
-            if len(self._receives) >= MAX_GIVEN_UP:  # those that the owner has cancelled are never answered
+            if len(self._receives) >= MAX_GIVEN_UP:  # receives that the owner cancelled get no answer
                 self._receives &= self._calls.keys()
             self._receives.add(id_)
         self._waits += is_wait
@@ -300,9 +301,9 @@ class LocalClient(asyncio.Protocol):
         self._requests.clear()
 
     async def _watch(self) -> None:
-        """End the connection when the owner owes an answer and says nothing for all of its time.
+        """End the connection when the owner owes an answer and is silent for the owner timeout.
 
-        It ends sooner when the mailbox has another owner by then: that one is not to be evicted.
+        End it sooner if the mailbox has a new owner, which must not be evicted.
         """
         silent = 0
         while True:
@@ -319,7 +320,7 @@ class LocalClient(asyncio.Protocol):
             if not silent:
                 continue
             incumbent = None
-            with suppress(PostroomError):  # of a store that can't be used, which tells nothing
+            with suppress(PostroomError):  # an unusable store says nothing about the owner
                 incumbent = await self._endpoint.incumbent()
                 self.is_replaced = incumbent is None and not self._heard.is_set()
             if self.is_replaced or silent >= TICKS:
@@ -381,7 +382,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, answers: Answers) -> None:
-        """Limit the time for the answers to commands that have just been queued."""
+        """Limit the time for the answers to commands that were just queued."""
         loop, all_answers = asyncio.get_running_loop(), self._answers
         while all_answers and all_answers[0][1].done():
             all_answers.popleft()

@@ -1,4 +1,4 @@
-"""Where the owner of a mailbox answers: the local socket, or TLS with a certificate of its ownership."""
+"""Addresses of owners of mailboxes: the local socket, or TLS with a certificate for each ownership."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ _ALWAYS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))
 
 def issue_certificate() -> tuple[ssl.SSLContext, str]:
     """Return the TLS context of a server with a key of its own, and its certificate in PEM."""
-    from cryptography import x509  # late: only owners in databases need it, and it is slow to import
+    from cryptography import x509  # slow to import, and only owners in databases need it
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -116,8 +116,8 @@ def socket_path(store: str, mailbox: str, preferred: Path | None) -> Path:
 def bound_path(path: Path, incumbent: str | None) -> Path:
     """Return the path at which an owner creates its socket, before it renames it to `path`.
 
-    The kernel tells it to whoever is connected to the socket, even if the owner hangs and the socket was
-    replaced, so it says which ownership the socket is of.
+    The kernel reports this path to every process that is connected to the socket, even if the owner hangs and
+    the socket was replaced, so the path identifies the ownership.
 
     Arguments:
         incumbent: see `Ownership.incumbent`.
@@ -126,7 +126,7 @@ def bound_path(path: Path, incumbent: str | None) -> Path:
 
 
 def fits(path: Path) -> bool:
-    """Return whether a socket can be at a path: itself or, where there is /proc, its name is short enough."""
+    """Return whether a path is short enough for a socket; on Linux only its last name has to be."""
     has_short_name = len(os.fsencode(path.name)) <= MAX_NAME_BYTES and hasattr(os, "O_PATH")
     return has_short_name or len(os.fsencode(path)) <= MAX_PATH_BYTES
 
@@ -185,7 +185,7 @@ class Endpoint(Protocol):
     async def open(self, protocol: asyncio.Protocol, connected: socket.socket) -> None:
         """Connect a protocol to the owner, and prove that this process may call it.
 
-        Raises: OSError when the connection ends before, Unavailable when the owner is somebody else.
+        Raises: OSError when the connection ends meanwhile, Unavailable when the peer is not the owner.
         """
 
     def is_owner(self, connected: Any) -> bool:
@@ -194,14 +194,14 @@ class Endpoint(Protocol):
     async def incumbent(self) -> str | None:
         """Return the token of the ownership whose owner answers here; None if it has ended.
 
-        A connection is to one owner for as long as it lasts, so a process that is connected to an owner that
-        hangs can tell it from its successor, whenever it asks (ADR 0104).
+        A connection belongs to one owner for as long as it lasts, so a process that is connected to a hanging
+        owner can distinguish that owner from its successor at any time (ADR 0104).
 
         Raises: Unavailable when the store can't be used.
         """
 
     async def is_host_up(self) -> bool:
-        """Return whether the owner's host answers, so that an owner that does not is one that hangs."""
+        """Return whether the owner's host answers, in which case an owner that does not answer hangs."""
 
 
 class LocalEndpoint(Endpoint):
@@ -222,7 +222,7 @@ class LocalEndpoint(Endpoint):
             connected.setblocking(False)
             with socket_address(self._path) as address:
                 await asyncio.get_running_loop().sock_connect(connected, address)
-            self._bound_at = connected.getpeername()  # the kernel knows it also of an owner that hangs
+            self._bound_at = connected.getpeername()  # the kernel reports it even if the owner hangs
         except (FileNotFoundError, ConnectionError, BlockingIOError):
             connected.close()
             return None
@@ -244,7 +244,7 @@ class LocalEndpoint(Endpoint):
     async def incumbent(self) -> str | None:
         """Compare the ownership with the one that the socket was created for; see `Endpoint.incumbent`."""
         incumbent = await self._ownership.incumbent(self._mailbox)
-        # The owner may know the folder by another path.
+        # The owner may use another path of the folder.
         if incumbent is None or os.path.basename(self._bound_at) != bound_path(self._path, incumbent).name:
             return None
         return incumbent
@@ -313,12 +313,12 @@ class RemoteEndpoint(Endpoint):
         return True
 
     async def incumbent(self) -> str | None:
-        """Compare address and certificate, which an owner has alone; see `Endpoint.incumbent`."""
-        incumbent = await self._ownership.incumbent(self._mailbox)  # before the address: never a later one
+        """Compare address and certificate, which are unique to each owner; see `Endpoint.incumbent`."""
+        incumbent = await self._ownership.incumbent(self._mailbox)  # first, so that it is never newer
         return incumbent if await self._directory.find(self._mailbox) == self._owner else None
 
     async def is_host_up(self) -> bool:
-        """Return whether a connection is accepted, which the kernel does for a process that hangs."""
+        """Return whether a connection is accepted, which the kernel does even if the process hangs."""
         with suppress(Unavailable):
             connected = await self.dial()
             if connected is not None:
@@ -328,7 +328,7 @@ class RemoteEndpoint(Endpoint):
 
 
 def set_keepalive(connected: Any) -> None:
-    """Have a connection end when the other host is gone."""
+    """Make a connection end when the other host is gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", 10),
@@ -392,9 +392,9 @@ class OwnerHere:
 
 
 def socket_id(path: Path) -> tuple[int, int] | None:
-    """Return the identity of the socket at a path, which its successors lack, or None."""
+    """Return the identity of the socket at a path, unique among its successors, or None."""
     try:
         status = path.stat()
-    except OSError:  # whoever opens the store says why it can't be used
+    except OSError:  # opening the store reports why it can't be used
         return None
     return status.st_ino, status.st_ctime_ns

@@ -27,7 +27,7 @@ class SharedMailbox(CommandHandlers, Mailbox):
         new_id: NewId,
         search: Search | None,
     ) -> None:
-        """Take the owner, clock, generator of ids, and search of the read models, if there are any."""
+        """Take the owner, the clock, the generator of ids, and the search of read models, if any."""
         super().__init__(owner, wall, new_id)
         self._owner = owner
         self._new_id = new_id
@@ -57,7 +57,7 @@ class SharedMailbox(CommandHandlers, Mailbox):
         return metrics
 
     async def measure_owned(self) -> list[Metric]:
-        """Return the metrics of the mailbox if this process owns it and can use it; else none."""
+        """Return the metrics of the mailbox if this process owns it and can use it; else an empty list."""
         if not self._owner.is_here:
             return []
         try:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class OwnerThread:
-    """A `OwnerConnection` that runs on another event loop; has its methods, for one event loop of callers.
+    """An `OwnerConnection` on another event loop; it has the same methods, for one event loop of callers.
 
     The calls that are made in one turn of an event loop cross to the other together, and so do their answers:
     waking a thread costs more than a call.
@@ -104,8 +104,8 @@ class OwnerThread:
         """Make a call on the other event loop.
 
         Arguments:
-            work: makes it; with `is_lost` after the owner that had started it was lost.
-            commands: of the call, which are queued at once if possible; see `OwnerConnection.start`.
+            work: makes the call; it gets `is_lost` if the owner was lost that had started the call.
+            commands: commands of the call, which are queued at once if possible; see `OwnerConnection.start`.
             wait_ms: how long a receive may wait for messages.
         """
         check_not_forked(self._process, self.name)
@@ -142,7 +142,7 @@ class OwnerThread:
                 call.run(self._loop, call.work())
 
     def _pass_on(self) -> None:
-        """Pass on the answers of one turn of the owner's event loop; make calls without any again."""
+        """Pass on the answers of one turn of the owner's event loop; repeat the calls that got none."""
         answered = []
         for call in self._answered:
             if call.is_cancelled:
@@ -174,7 +174,7 @@ class OwnerThread:
                 call.answer.set_result(call.result)
 
     def _give_up(self, calls: "list[_Call]") -> None:
-        """Release what was delivered to callers that have given up."""
+        """Release the messages that were delivered to callers that have given up."""
         answers = [each for call in calls if call.commands for each in call.result or ()]
         if untaken := deliveries_of(answers):
             asyncio.run_coroutine_threadsafe(self._owner.release(untaken), self._loop)
@@ -191,7 +191,7 @@ class _Call(QueuedAnswers, eq=False, kw_only=True):
     task: asyncio.Task[Any] | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
-        """Make the call by its work, in a task, which has its own time limit."""
+        """Make the call by `work` in a task; `work` has a time limit of its own."""
         self.is_over = True
         self.task = loop.create_task(work, context=self.context)
         self.task.add_done_callback(self._end)
@@ -205,7 +205,7 @@ class _Call(QueuedAnswers, eq=False, kw_only=True):
     def _end(self, task: "asyncio.Task[Any]") -> None:
         if task.cancelled() and self.is_cancelled:
             return
-        self.is_over = self.is_cancelled = False  # a caller that has given up releases what it was delivered
+        self.is_over = self.is_cancelled = False  # a caller that gave up releases its messages
         if task.cancelled():  # the owner's event loop ends
             self.set_exception(asyncio.CancelledError())
         elif (error := task.exception()) is not None:

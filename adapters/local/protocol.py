@@ -74,7 +74,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     Arguments:
         id: names the answer; 0 asks for none.
         corr_id: correlation id of the caller.
-        caller: on whose behalf the client calls; None on its own.
+        caller: caller on whose behalf the client calls; None if the client calls for itself.
     """
 
     id: int
@@ -88,7 +88,7 @@ class Receiving(msgspec.Struct, frozen=True, array_like=True):
     """Body of a receive.
 
     Arguments:
-        is_stream: return unsettled messages when the connection ends; an older owner reads past it.
+        is_stream: whether to return unsettled messages when the connection ends; older owners ignore it.
     """
 
     command: Receive
@@ -159,7 +159,7 @@ def _check_send(send: Send) -> Send:
     other = send.message if send.other_stream is None else send.other_stream
     sizes = [len(each) for each in (send.message, other, send.payload_hash, send.hash_chain)]
     if sizes != [STREAM_BYTES, STREAM_BYTES, HASH_BYTES, HASH_BYTES] or send.existing_hash is not None:
-        raise InvalidRequest("A send names no stream of a new message, or its hashes are no hashes.")
+        raise InvalidRequest("A send has a stream or hash of a wrong length, or an existing message's hash.")
     return send
 
 
@@ -184,9 +184,9 @@ def _check_chunk(command: Redrive | Purge) -> Redrive | Purge:
     return command
 
 
-# The commands that a client may submit, and what an owner checks of them: a client built them of checked
-# arguments, but nothing that comes through the socket may void the owner's state. What only an owner may
-# fill in, such as the stored message of an ack, is dropped.
+# The commands that a client may submit, and the owner's check of each. A client makes them from checked
+# arguments, but nothing that comes through the socket may corrupt the owner's state. Fields that only an
+# owner may set, such as the stored message of an ack, are dropped.
 _CHECKS: dict[type, Callable[[Any], Command]] = {
     Send: _check_send,
     Ack: _check_ack,
@@ -195,7 +195,7 @@ _CHECKS: dict[type, Callable[[Any], Command]] = {
     Redrive: _check_chunk,
     Purge: _check_chunk,
     SetPolicy: lambda each: SetPolicy(check_topic(each.topic), each.policy.validate()),
-    SetSettings: lambda each: each,  # which the owner checks with the settings that it changes
+    SetSettings: lambda each: each,  # the owner checks it with the settings that it changes
     Pause: lambda each: Pause(check_topic(each.topic)),
     Resume: lambda each: Resume(check_topic(each.topic)),
 }
@@ -341,7 +341,7 @@ _READ_REPLY = msgspec.msgpack.Decoder(tuple[int, ProblemBrief | None, msgspec.Ra
 
 
 def read_hello(body: bytes) -> Hello:
-    """Return the greeting of an owner; raises MalformedFrame, as all these do."""
+    """Return the greeting of an owner; raises MalformedFrame, as all functions below do."""
     return _read(_READ_HELLO, body)
 
 
@@ -387,7 +387,7 @@ def read_result(query: str, body: msgspec.Raw) -> Any:
 def read_error(error: ProblemBrief) -> PostroomError:
     """Return the exception of an error that was sent."""
     rebuilt = rebuild_error(error.code, error.message, error.retry_after_ms)
-    rebuilt.is_counted = True  # by the owner, which sent it
+    rebuilt.is_counted = True  # the owner has counted it
     return rebuilt
 
 

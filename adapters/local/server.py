@@ -1,6 +1,6 @@
 """The owner's side of the local protocol: answers the other processes that use its mailbox.
 
-Those of this host connect to a Unix socket; those of other hosts by TLS, with a ticket (ADR 0064).
+Processes of this host connect to a Unix socket; processes of other hosts use TLS and a ticket (ADR 0064).
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class LocalServer:
             ) from error
 
     async def _watch(self) -> None:
-        """Listen again if the socket was deleted, such as by a job that cleans folders."""
+        """Listen again if the socket was deleted, for example by a job that cleans folders."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if self._server is None or self._path.exists():
@@ -119,11 +119,11 @@ class LocalServer:
         return (await asyncio.shield(self._served))[1]
 
     def make_connection(self) -> asyncio.Protocol:
-        """Return the protocol of a connection whose peer was checked: one from another host."""
+        """Return the protocol of a connection from another host, whose peer was checked."""
         return ServedConnection(self, is_peer_checked=True)
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what outlives a connection."""
+        """Run work that outlives a connection."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -135,7 +135,7 @@ class LocalServer:
             self._watching.cancel()
         if self._server is not None:
             with suppress(OSError):
-                if self._path.stat().st_ino == self._inode:  # not that of the next owner
+                if self._path.stat().st_ino == self._inode:  # leave the next owner's socket
                     self._path.unlink()
             self._stop_listening(self._server)
         for connection in self.connections:
@@ -180,9 +180,9 @@ MAX_BYTES = 1 << 20
 HANDSHAKE_SECONDS = 10.0
 MAX_HANDSHAKES = 64
 MAX_STRANGERS = 64
-"""Connections that are encrypted and have not shown a valid ticket yet."""
+"""Maximum number of encrypted connections that have not shown a valid ticket yet."""
 MAX_PER_ADDRESS = 16
-"""Handshakes, and strangers, of one address."""
+"""Maximum number of handshakes, and of strangers, of one address."""
 ANNOUNCE_SECONDS = 5.0
 OFF = "off"
 _ANY = ("0.0.0.0", "::")
@@ -204,8 +204,8 @@ class RemoteServer:
     """Server of one mailbox for processes of other hosts.
 
     Arguments:
-        server: answers those that were admitted.
-        directory: tells others the address, and redeems their tickets.
+        server: answers peers that were admitted.
+        directory: announces the address to other hosts, and redeems their tickets.
         address: `host:port` to listen at; None takes the interface of the connection to the database, and any
             free port.
     """
@@ -223,7 +223,7 @@ class RemoteServer:
         )
 
     async def run(self) -> None:
-        """Listen and tell the address until it is cancelled; what fails is logged and tried again."""
+        """Listen and announce the address until cancelled; log failures and try again."""
         while True:
             try:
                 await self._serve()
@@ -253,7 +253,7 @@ class RemoteServer:
                 while True:
                     try:
                         await self._directory.announce(self._mailbox, address)
-                    except PostroomError as error:  # such as a session that is lost, until there is another
+                    except PostroomError as error:  # such as a lost session, until there is a new one
                         self._note(error)
                     await asyncio.sleep(ANNOUNCE_SECONDS)
         finally:
@@ -336,7 +336,7 @@ class _Stranger(asyncio.Protocol):
         if not await self._server.redeem(bytes(self._received[:TICKET_BYTES])):
             self._transport.abort()
             return
-        self._admission = None  # which is not cancelled from here on
+        self._admission = None  # so that it is not cancelled from here on
         if self._timer is not None:
             self._timer.cancel()
         self._server.remove(self)
@@ -351,7 +351,7 @@ class _Stranger(asyncio.Protocol):
 
 
 def _shown(address: str | None, host: str, listener: socket.socket) -> str:
-    """Return the address to tell others: the interface's address in place of a wildcard."""
+    """Return the address to announce: the interface's address in place of a wildcard."""
     port: int = listener.getsockname()[1]
     if address is None:
         return join_address(host, port)

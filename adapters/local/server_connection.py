@@ -43,7 +43,7 @@ class Outboxes(Protocol):
     """Relays of the outboxes of other processes."""
 
     def add(self, addresses: Sequence[str]) -> None:
-        """Relay what is recorded at these addresses."""
+        """Relay the messages recorded at these addresses."""
 
 
 class ConnectionServer(Protocol):
@@ -64,7 +64,7 @@ class ConnectionServer(Protocol):
         """Return the relays of outboxes once the mailbox is open."""
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what outlives a connection."""
+        """Run work that outlives a connection."""
 
     def disconnect(self) -> None:
         """Close all connections without answers."""
@@ -120,11 +120,12 @@ class ServedConnection(asyncio.Protocol):
             request.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
-        if self._streamed and not self._server.is_closing:  # its client goes on with the next owner
+        # When the server closes, the client goes on with the next owner.
+        if self._streamed and not self._server.is_closing:
             self._server.run(self._return_streamed())
 
     def pause_writing(self) -> None:
-        self._transport.pause_reading()  # of a client that does not take its answers
+        self._transport.pause_reading()  # this client does not take its answers
 
     def resume_writing(self) -> None:
         if not self._server.is_closing:
@@ -169,7 +170,7 @@ class ServedConnection(asyncio.Protocol):
         """Start the requests that have arrived and were not cancelled at once."""
         arrived, self._arrived = self._arrived, {}
         for id_, request in arrived.items():
-            with correlate(request.corr_id), call_as(request.caller):  # and the task that is started
+            with correlate(request.corr_id), call_as(request.caller):  # the task gets the context, too
                 self._start(id_, request.kind, request.body)
 
     def _start(self, id_: int, kind: str, content: msgspec.Raw) -> None:
@@ -253,7 +254,7 @@ class ServedConnection(asyncio.Protocol):
 
         def end(_: asyncio.Task[None]) -> None:
             self.requests.pop(id_, None)
-            work.close()  # not started if the task was cancelled before
+            work.close()  # it never starts if the task was cancelled before
 
         task.add_done_callback(end)
 
@@ -268,7 +269,7 @@ class ServedConnection(asyncio.Protocol):
         if isinstance(error, OWNER_LOST):
             self._server.disconnect()
         elif isinstance(error, PostroomError):
-            if not self._server.is_closing:  # the next owner is asked
+            if not self._server.is_closing:  # when closing, the client asks the next owner
                 self._reply_error(id_, error)
         else:
             mailbox = self._server.hello.mailbox
@@ -312,7 +313,7 @@ class ServedConnection(asyncio.Protocol):
         nacks = [Nack(each, 0.0, STREAM_ENDED, 0) for each, due in self._streamed.items() if due > now_us]
         if not nacks:
             return
-        with suppress(PostroomError):  # the visibility timeout does it otherwise
+        with suppress(PostroomError):  # otherwise the visibility timeout returns them
             await (await self._server.mailbox()).engine.submit(nacks)
 
     async def _find_id(self, stream: bytes) -> object:

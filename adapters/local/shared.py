@@ -42,7 +42,7 @@ OWNER_LOST = (Fenced, WrongPosition)
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.25
 """Pause before another attempt to reach or become the owner, and its limit after repeated failures."""
 STEADY_SECONDS = 1.0
-"""Duration of a connection that is replaced at once when it ends; there is a pause after a shorter one."""
+"""A connection that lasted this long is replaced at once when it ends; a shorter one, after a pause."""
 POLL_GROWTH = 1.25
 """Small, because PostgreSQL may end the session of a killed owner after the first attempts."""
 RETRY_MS = 200
@@ -65,8 +65,8 @@ class OwnerConnection:
             MailboxOwned when another process does.
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
-        outboxes: databases that the owner is to relay; `own` relays them by itself.
-        settings: those that the mailbox must have when it is opened; they may change while it is used.
+        outboxes: databases that another owner is to relay; `own` relays them itself.
+        settings: settings that the mailbox must have when it is opened; they may change while it is used.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class OwnerConnection:
     async def open(self) -> None:
         """Connect to the owner, or become it.
 
-        Raises: Unavailable when neither succeeds in time; whatever keeps this process from opening the
-            mailbox.
+        Raises: Unavailable when neither succeeds in time, or the error that keeps this process from opening
+            the mailbox.
         """
         self._task = asyncio.create_task(self._stay_connected(), name=f"connection to mailbox {self.name}")
         available = asyncio.ensure_future(self._is_available.wait())
         seconds = self._timeout_ms / 1_000
         await asyncio.wait([self._task, available], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        was_available = available.done()  # it may be gone again, and calls wait for the next one
+        was_available = available.done()  # the owner may be gone again; calls wait for the next one
         available.cancel()
         if was_available:
             return
@@ -125,15 +125,15 @@ class OwnerConnection:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-            self._is_available.set()  # for calls that wait for an owner, of which there will be none
+            self._is_available.set()  # wakes calls that wait for an owner: there will be none
 
     # -- the port ---
 
     def start(self, commands: Sequence[Command], answers: Answers, wait_ms: int = 0) -> bool:
         """Queue commands without waiting for their answers, if the owner is this process.
 
-        A task and a timer for each call would take longer than its commands. If nothing was queued, or it
-        fails with one of `OWNER_LOST`, the caller has `submit` or `receive` make the call.
+        A task and a timer for each call would take longer than its commands. If nothing was queued, or the
+        call fails with one of `OWNER_LOST`, the caller makes it by `submit` or `receive`.
 
         Arguments:
             wait_ms: how long a receive may wait for messages.
@@ -204,7 +204,7 @@ class OwnerConnection:
         return await self._call(receive, wait_ms)
 
     async def release(self, deliveries: Sequence[MessageDelivery]) -> None:
-        """Release deliveries whose receivers have given up; if that fails, their visibility timeout does."""
+        """Release deliveries whose receivers have given up; otherwise their visibility timeout does."""
         with suppress(PostroomError):
             await self.submit(releases_of(deliveries))
 
@@ -240,7 +240,7 @@ class OwnerConnection:
         is_repeatable: bool = True,
         is_lost: bool = False,
     ) -> T:
-        """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
+        """Make a call; if its owner is lost, repeat it with the next one until its time is over."""
         check_not_forked(self._process, self.name)
         was_sent = is_lost
         if is_lost and not is_repeatable:
@@ -288,7 +288,7 @@ class OwnerConnection:
             since = now()
             try:
                 is_served = await self._use_local_owner() or await self._be_owner_or_use_remote_one()
-            except MailboxOwned as error:  # by a process that does not listen yet, or can't be reached
+            except MailboxOwned as error:  # the owner does not listen yet, or can't be reached
                 is_served, self._failure = False, error
             except Exception as error:
                 if not self._was_used:
@@ -305,8 +305,8 @@ class OwnerConnection:
     async def _use_local_owner(self) -> bool:
         """Send calls to the owner at the socket until it is gone; return whether there was one.
 
-        The socket of an owner that was evicted or replaced is left out: it accepts connections until the next
-        owner on this host replaces it.
+        Skip the socket of an owner that was evicted or replaced: it accepts connections until the next owner
+        on this host replaces it.
         """
         socket = None if self._path is None else socket_id(self._path)
         if self._path is None or socket is None or socket == self._stale:
@@ -363,7 +363,7 @@ class OwnerConnection:
         try:
             if self._outboxes:
                 await client.relay(self._outboxes)
-        except OwnerGone:  # the next one is told
+        except OwnerGone:  # the next owner is told of the outboxes
             pass
         except PostroomError as error:
             logger().warning("mailbox.outboxes_refused", mailbox=self.name, error=str(error))
@@ -381,7 +381,7 @@ class OwnerConnection:
 
     def _use(self, owner: Owner) -> None:
         self._owner, self._failure, self._was_used = owner, None, True
-        self._settings = UNCHANGED  # compared; a later change is no reason to stop
+        self._settings = UNCHANGED  # they were compared once; a later change is allowed
         self._is_available.set()
         if self._gone_at is not None:
             logger().info(

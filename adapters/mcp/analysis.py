@@ -86,7 +86,7 @@ class _SimulationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class _Busy:
-    """Whether an expensive query is running; a server runs one at a time."""
+    """Guard that runs one expensive query at a time in a server."""
 
     def __init__(self) -> None:
         self.is_set = False

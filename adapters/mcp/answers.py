@@ -1,6 +1,6 @@
 """Answers of tools: masked, marked as data, within bounds, and continued by a cursor.
 
-This is the one place where what others wrote enters an answer: it stands in `data`, and nowhere else.
+Only here do texts of others enter an answer: they are in `data`, and nowhere else.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -60,12 +60,12 @@ def make_error(error: PostroomError) -> Answer:
 
 
 def present(value: Any, mask: Mask) -> Any:
-    """Return a result as values of JSON, without hidden ones."""
+    """Return a result as values of JSON, without hidden values."""
     return mask.hide_members(msgspec.to_builtins(value, str_keys=True))
 
 
 def answer_value(value: Any, mask: Mask, **fields: Any) -> Answer:
-    """Return the answer with one result, of which what is too long is left out."""
+    """Return the answer with one result, shortened to the bounds of an answer."""
     return make_answer(shrink(present(value, mask), MAX_BYTES), **fields)
 
 
@@ -97,12 +97,12 @@ async def answer_page(
 ) -> Answer:
     """Return the answer with a page of the mailbox.
 
-    If the rows are larger than an answer, a shorter page is asked for, so that its own cursor goes on exactly
-    after it.
+    If the rows don't fit an answer, ask for a shorter page, so that its own cursor continues exactly after
+    it.
 
     Arguments:
         name: field of the rows.
-        ask: returns a page of up to so many rows.
+        ask: returns a page of up to a number of rows.
         describe: returns a row as it is shown.
     """
     page = await ask(limit)
@@ -115,10 +115,10 @@ async def answer_page(
 
 
 def shrink(value: Any, size: int) -> Any:
-    """Return JSON with visible characters only, from which texts and lists are cut until it has a size.
+    """Return JSON with visible characters only, with texts and lists shortened until it has a size.
 
     Arguments:
-        size: bytes as JSON.
+        size: maximum size as JSON, in bytes.
     """
     shorter = value
     for chars, items in SIZES:
@@ -154,7 +154,7 @@ def _cut(value: Any, chars: int, items: int) -> Any:
         rest = [f"[{len(value) - items:,} more]"] if len(value) > items else []
         return [_cut(each, chars, items) for each in value[:items]] + rest
     if isinstance(value, dict):
-        # Most objects are of a type; headers are of the sender.
+        # Most objects have names from a type; headers have names from the sender.
         members = list(value.items())[: max(items, 60)]
         shown_members = {_cut(name, MAX_NAME_CHARS, 0): _cut(each, chars, items) for name, each in members}
         if len(value) > len(members):

@@ -1,4 +1,4 @@
-"""Commands of agents, each in two steps: a preview with a token, and the change, if it is still the same."""
+"""Commands of agents in two steps: a preview with a token, and the change, if the preview still holds."""
 
 import asyncio
 import time
@@ -49,8 +49,8 @@ class Preview(NamedTuple):
     """What a command would change.
 
     Arguments:
-        shown: for the caller.
-        selection: what must be the same when the command is confirmed.
+        shown: the preview for the caller.
+        selection: values that must be the same when the command is confirmed.
         until: end of the dead-letterings that a redrive job selects, ms since 1970 UTC; 0 for other commands.
     """
 
@@ -65,8 +65,8 @@ class Token(NamedTuple):
     Arguments:
         expires: seconds since 1970 UTC.
         until: see `Preview`.
-        arguments: code by which the caller, the command and its arguments are known.
-        selection: code by which the selection is known.
+        arguments: authentication code of the caller, the command and its arguments.
+        selection: authentication code of the selection.
     """
 
     expires: int
@@ -95,8 +95,8 @@ class Token(NamedTuple):
 class Confirmations:
     """Maker and checker of the tokens of previews; nothing is stored.
 
-    A token is signed with the newest root key of the store, so every process that has the keys accepts it. A
-    store without keys has those of the process.
+    A token is signed with the newest root key of the store, so every process that has the keys accepts it.
+    For a store without keys, the process uses a key of its own.
 
     Arguments:
         clock: seconds since 1970 UTC.
@@ -117,7 +117,7 @@ class Confirmations:
     async def check(self, call: Call, command: str, arguments: Any, text: str) -> "Confirmed":
         """Return the token of a preview by this caller with these arguments.
 
-        Raises: InvalidRequest for another one; StalePreview for one that has expired.
+        Raises: InvalidRequest for any other token; StalePreview for an expired one.
         """
         token, keys = Token.decode(text), await self._read_keys(call)
         signed = (*_caller(call, keys), command, arguments, token.expires, token.until)
@@ -139,7 +139,7 @@ class Confirmations:
 
 
 class _Signature:
-    """Codes by a key that is derived from a root key."""
+    """Maker of authentication codes with a key that is derived from a root key."""
 
     def __init__(self, key: RootKey) -> None:
         self._key = blake3(key.secret, derive_key_context=CONTEXT).digest()
@@ -167,7 +167,8 @@ class Confirmed(NamedTuple):
 
 def _not_a_preview() -> InvalidRequest:
     return InvalidRequest(
-        "The confirm is of no preview of this command with these arguments; preview it, and use its confirm."
+        "No preview of this command with these arguments returned this confirm; preview it, and use its "
+        "confirm."
     )
 
 
@@ -187,10 +188,10 @@ class Command(NamedTuple):
     """A command.
 
     Arguments:
-        permission: by which it is allowed.
-        preview: returns what it would change; raises for what it refuses. Its last argument is the `until` of
-            an earlier preview, or 0.
-        left_out: names of arguments of the operation that are no arguments of the tool.
+        permission: name under which settings allow it.
+        preview: returns what the command would change, or raises the error with which it would be refused.
+            Its last argument is the `until` of an earlier preview, or 0.
+        left_out: names of the operation's arguments that the tool does not have.
     """
 
     operation: Operation

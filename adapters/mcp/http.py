@@ -29,8 +29,8 @@ METHOD: Final = b"Agents send POST requests; this server begins no messages and 
 class McpApp:
     """ASGI application that checks the capability of each request, and hands it to the SDK.
 
-    A request is answered as a whole and leaves nothing behind, so clients can't use up sessions. Those above
-    a number at a time are refused.
+    A request is answered as a whole and leaves no session behind, so clients can't use up sessions. Requests
+    above a number at a time are refused.
 
     Arguments:
         make_manager: loads the SDK, at the first request: most servers have no agents.

@@ -79,7 +79,7 @@ class AgentServer:
                 await self.sdk.run(received, sent, self.sdk.create_initialization_options())
 
     def make_manager(self) -> StreamableHTTPSessionManager:
-        """Return what serves HTTP: each request by itself, without a session that outlasts it."""
+        """Return the SDK's manager for HTTP, which keeps no session between requests."""
         return StreamableHTTPSessionManager(
             self.sdk, json_response=True, stateless=True, max_request_body_size=MAX_BODY_BYTES
         )
@@ -219,7 +219,7 @@ class Lines:
     def _read(self) -> bytes:
         try:
             return os.read(self._file, PART_BYTES)
-        except OSError:  # the terminal was closed
+        except OSError:  # the terminal was closed: the end of input
             return b""
 
 
@@ -239,7 +239,7 @@ class Writer:
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
-        with suppress(OSError):  # the reader is gone, and will close the input, too
+        with suppress(OSError):  # the reader is gone, and will also close the input
             while view:
                 view = view[os.write(self._file, view) :]
 

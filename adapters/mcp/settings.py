@@ -1,4 +1,4 @@
-"""Settings of the tools for agents, and where their data come from."""
+"""Settings of the tools for agents, and the sources of their data."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -26,8 +26,8 @@ class McpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `[mcp]`.
 
     Arguments:
-        allow: commands that are tools, `redrive`, `cancel` and `pause`, if the caller's capability permits
-            them. None: all that it permits, and none to callers without a capability.
+        allow: commands that are tools if the caller's capability permits them: some of `redrive`, `cancel`
+            and `pause`. None allows all that the capability permits, and no command to callers without one.
         max_calls: calls at a time over HTTP; others are refused.
     """
 
@@ -74,7 +74,8 @@ class McpSources(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         mailbox: its name.
-        mask: headers and fields of payloads that no caller sees, whatever its rights: a model reads along.
+        mask: headers and fields of payloads that no caller sees, whatever its rights: a model reads the
+            answers.
         decode: decodes a payload by the schemas of the mailbox's namespace.
         log: log of the mailbox, which is replayed to simulate policies; None if it is not readable.
         report: makes reports on the mailbox; None without a store.

@@ -63,7 +63,7 @@ class Tool(NamedTuple):
 
     Arguments:
         name, description: what agents are told.
-        right: what a capability must allow for the tool to be listed; the mailbox checks each call.
+        right: right that a caller needs for the tool to be listed; the mailbox checks each call.
         request: struct of the arguments.
         run: answers a call.
         command: name of the permission of a command, or of its preview; empty for a read.
@@ -90,7 +90,7 @@ def paged(kind: Any, *, has_cursor: bool = True, **defaults: Any) -> Any:
 
     Arguments:
         kind: struct of the other arguments; its own paging is left out.
-        defaults: of arguments, where they differ.
+        defaults: defaults of arguments that differ from those of `kind`.
     """
     fields: list[Any] = []
     for each in msgspec.structs.fields(kind):
