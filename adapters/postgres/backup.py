@@ -119,7 +119,7 @@ class PostgresStoreSnapshot(StoreSnapshot):
 def reading_store(url: str) -> Iterator[PostgresStoreSnapshot]:
     """Read a store in one repeatable-read transaction, which blocks neither owners nor writers.
 
-    Retention drops no partition until it ends, and vacuum keeps the rows that it may read.
+    Until the transaction ends, retention drops no partition, and VACUUM keeps the rows that it may read.
 
     Raises: Unavailable when the database can't be used.
     """

@@ -195,7 +195,7 @@ def to_commit(row: Sequence[Any]) -> Commit:
 
 
 def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:
-    """Yield the rows of the index, as stream, version and position: without a version for last events."""
+    """Yield the rows of the index, as stream, version and position; the version of a last event is None."""
     for entry in entries:
         yield entry.stream, entry.version, entry.position
         if entry.last is not None:
@@ -205,7 +205,7 @@ def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | Non
 def adbc_database(url: str, name: str, settings: Settings) -> Any | None:
     """Return the ADBC handle of a database, which has no connection of its own.
 
-    None without the driver, and at a pooler: the driver sets up its sessions outside of transactions.
+    Return None without the driver, and for a pooler: the driver sets up its sessions outside of transactions.
 
     Arguments:
         name: application name of its connections.

@@ -65,7 +65,7 @@ def follow_lock(url: str, target: str) -> str:
     """Return the name of the lock of the process that follows.
 
     Arguments:
-        target: name of the target that it follows into, empty for the store's own read models.
+        target: name of the target that the process updates, empty for the store's own read models.
     """
     return lock_name(url, f"follow{f' into {target}' if target else ''}")
 
@@ -181,7 +181,7 @@ def connect(
         name: the connection's application name, which the server shows.
         settings: settings of the server for this connection.
         session_for: feature that needs its own session, for the message that refuses a pooler.
-        sync: `synchronous_commit` in place of `off`, if the server has that.
+        sync: value of `synchronous_commit` to use if the server's is `off`.
 
     Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL, or a
         pooler in place of a server.
@@ -238,7 +238,7 @@ async def connect_async(
 
 
 async def connect_shared(url: str, name: str) -> AsyncConnection:
-    """Open a connection as `connect_async` does, whose server connections a pooler may switch."""
+    """Open a connection as `connect_async` does; a pooler may switch its server connections."""
     connection = await connect_async(url, name)
     connection.prepare_threshold = None
     return connection
@@ -266,7 +266,7 @@ async def connect_replication(url: str, name: str, settings: Settings, encoding:
 
 @contextmanager
 def deadline(connection: Connection, url: str, seconds: float) -> Iterator[None]:
-    """Cut a connection off whose server does not answer in time, as the driver waits for ever.
+    """Cut off a connection whose server does not answer in time, as the driver would wait forever.
 
     Raises: Unavailable.
     """
@@ -307,7 +307,7 @@ def in_transaction(connection: Connection) -> Iterator[None]:
 
 
 def set_locally(connection: Connection) -> None:
-    """Set the settings of a connection of `connect` in a transaction that was begun by a statement."""
+    """Apply the settings of a connection of `connect` in the transaction that a statement has begun."""
     if isinstance(connection, _Connection):
         for statement in connection.local_settings:
             connection.execute(statement)
@@ -350,7 +350,7 @@ def _share_sessions(
         raise pooler_refusal(url, session_for)
     connection.prepare_threshold = None  # the next transaction may be in another session
     connection.local_settings = tuple(
-        # The defaults of transactions come too late for the one that sets them.
+        # Defaults for transactions would not apply to the transaction that sets them.
         f"SET LOCAL {name.removeprefix('default_')} = '{value}'".encode()
         for name, value in _session_settings(url, settings).items()
     )

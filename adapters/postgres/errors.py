@@ -19,7 +19,7 @@ _LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 
 def shown(url: str) -> str:
-    """Return the URL for messages: without the password and all options but the schema.
+    """Return the URL for messages: without the password, and without options except the schema.
 
     Raises: InvalidRequest for a malformed URL.
     """
@@ -82,7 +82,7 @@ def is_lost(error: psycopg.Error) -> bool:
 
 
 def _is_refused(error: psycopg.Error, message: str) -> bool:
-    """Return whether a server refused the user or the database of a connection, as it would again.
+    """Return whether a server refused the user or the database of a connection, so that a retry fails, too.
 
     libpq reports no SQLSTATE for these errors; the texts are English, as most servers send them.
     """

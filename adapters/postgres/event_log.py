@@ -98,11 +98,11 @@ class PostgresEventLog(SqlEventLog):
             self._check_end(commits[0])
             if commits[-1].last > self._last_partitioned:
                 self._make_partitions(commits[-1].last)
-            self._end = None  # until the append has succeeded
+            self._end = None  # unknown until the append has succeeded
             try:
                 is_held = self._insert(commits, statement, values)
             except psycopg.Error as error:
-                if isinstance(error, psycopg.errors.IntegrityError):  # its key exists, or no partition for it
+                if isinstance(error, psycopg.errors.IntegrityError):  # the key exists, or it has no partition
                     self._check_end(commits[0])
                 failure = describe(error, self._url)
                 if isinstance(error, psycopg.errors.UniqueViolation):
@@ -131,7 +131,8 @@ class PostgresEventLog(SqlEventLog):
             if commit is not None:
                 position = max(commit.first, commit.last) + 1  # `last` may have been altered
                 continue
-            # The end, or a gap: retention removed the start, or somebody commits, which must be noticed.
+            # The end, or a gap: retention removed the start, or another process commits, which must be
+            # noticed.
             rows = self._db.fetch("next_position", position=position)
             if not rows:
                 return
@@ -143,7 +144,7 @@ class PostgresEventLog(SqlEventLog):
         for start in range(0, len(distinct), _CHUNK_COMMITS):
             chunk = distinct[start : start + _CHUNK_COMMITS]
             batch = self._find_commits(chunk, self._partition_start(chunk[0]), envelopes)
-            # Of a commit that begins in an earlier partition, the oldest positions were not found.
+            # If a commit begins in an earlier partition, the search did not find its positions.
             if missing := [position for position in chunk if not batch or position < batch[0].first]:
                 batch = [*self._find_commits(missing, 0, envelopes), *batch]
             commits += batch[1:] if commits and batch and batch[0].first == commits[-1].first else batch
@@ -189,7 +190,7 @@ class PostgresEventLog(SqlEventLog):
         first, extent = self.first_position(), self._commit_at(through)
         if first is None or extent is None:
             return 0
-        end = extent[1] if extent[1] <= through else extent[0] - 1  # of the last commit to be removed
+        end = extent[1] if extent[1] <= through else extent[0] - 1  # end of the last commit to be removed
         if end < first:
             return 0
         if end > self._removed_through:
@@ -239,7 +240,7 @@ class PostgresEventLog(SqlEventLog):
 
     def _commit_at(self, position: int) -> tuple[Any, ...] | None:
         position = min(position, POSITIONS_PER_MAILBOX - 1)
-        for after in (self._partition_start(position), 0):  # it may begin in an earlier partition
+        for after in (self._partition_start(position), 0):  # the commit may begin in an earlier partition
             if rows := self._db.fetch("commit_at", position=position, after=after):
                 return rows[0]
         return None
@@ -352,7 +353,7 @@ class PostgresEventLog(SqlEventLog):
 
 
 def _verify_end(mailbox: str, first: Commit, end: Head | None) -> None:
-    """Raise an error unless a commit continues a log with this end, which no newer owner has written."""
+    """Raise an error unless a commit continues a log with this end, and no newer owner has written it."""
     position, epoch = (end.position, end.epoch) if end else (0, 0)
     if epoch > first.epoch:
         raise Fenced(mailbox, first.epoch, epoch)

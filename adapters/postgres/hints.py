@@ -95,7 +95,7 @@ class PostgresHints(Hints):
                     await connection.execute(self._listen_to)
                     self._hinted.set()  # rows committed before LISTEN
                     await self._receive(connection)
-            except InvalidRequest as error:  # a pooler, so that the outbox is polled
+            except InvalidRequest as error:  # behind a pooler, the outbox is only polled
                 logger().warning("outbox.hints_refused", error=str(error))
                 return
             except (psycopg.Error, PostroomError) as error:
@@ -107,7 +107,7 @@ class PostgresHints(Hints):
     async def _receive(self, connection: AsyncConnection) -> None:
         """Note hints until the connection ends, without the driver's wait, which polls ten times a second."""
         loop = asyncio.get_running_loop()
-        duplicate = os.dup(connection.fileno())  # whose reader the driver does not replace
+        duplicate = os.dup(connection.fileno())  # so that the driver does not replace its reader
         loop.add_reader(duplicate, self._is_asked.set)
         try:
             while True:
@@ -168,7 +168,7 @@ class TableHints:
     """Notifications of rows of a store's table, for one thread, in a session that waits for nothing else.
 
     Arguments:
-        connection: with the session, in autocommit mode.
+        connection: connection of the session, in autocommit mode.
         url: URL of the store.
         table: its name without the schema.
     """
@@ -190,7 +190,7 @@ class TableHints:
     def wait(self, seconds: float) -> bool | None:
         """Wait for a row that is committed after the last call that returned True.
 
-        Returns: whether there may be one; None, at once, if the session would not notice it.
+        Returns: whether there may be such a row; None, at once, if the session would not notice one.
         """
         try:
             if not self._is_watching:
@@ -203,7 +203,7 @@ class TableHints:
                 return False
             self._is_noted = False
             self.close()
-        except psycopg.Error:  # whoever uses the session next is told
+        except psycopg.Error:  # the next use of the session raises the error
             self._is_watching = False
             return None
         return True

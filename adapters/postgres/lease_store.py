@@ -41,7 +41,7 @@ def open_session(url: str, name: str, settings: Settings = NO_SETTINGS) -> Conne
 
     Raises: Unavailable when the database can't be used or is not migrated.
     """
-    # A server that is set to confirm commits before they are durable does so for other sessions.
+    # Wait for durable commits, even if the server does not by default.
     connection = connect(url, name, {**_SETTINGS, **settings}, sync="local")
     with unavailable(url), closing_on_failure(connection):
         check_connection(connection, url, "leases")

@@ -131,7 +131,8 @@ class LogConnections:
                 self._end_uncertain_append(writer)
                 rows = writer.execute(SQL["head"], self.bounds, binary=True).fetchall()
                 if holds(Head(*rows[0]) if rows else None):
-                    # Another commit waits for what the lost session may not have: disk and standbys.
+                    # Commit again, to wait for the disk and the standbys: the lost session may not have done
+                    # so.
                     writer.execute(SQL["mark_removed"], self.bounds | {"through": 0})
                     return True
                 self._verified = self._session

@@ -54,7 +54,7 @@ class _IdleConnections:
     """Connections, all of one driver, that no read uses at the moment."""
 
     def __init__(self) -> None:
-        self._lock = RLock()  # the garbage collector may end a read in a thread that holds it
+        self._lock = RLock()  # reentrant, as garbage collection may end a read
         self._connections: list[Any] = []
         self._is_closed = False
 
@@ -72,7 +72,7 @@ class _IdleConnections:
         connection.close()
 
     def close(self) -> None:
-        """Close the connections, and later those that are in use."""
+        """Close the idle connections, and those in use when they are returned."""
         with self._lock:
             self._is_closed = True
             connections, self._connections = self._connections, []
@@ -184,7 +184,7 @@ class PostgresLogReader(LogReader):
         """Use an idle connection or a new one; whatever interrupts a read closes its connection.
 
         Arguments:
-            error: the driver's, raised if the connection was lost while it was idle.
+            error: error of the driver for a connection that was lost while it was idle.
         """
         connection = self._take(ping, error) or open_()
         with closing_on_failure(connection):

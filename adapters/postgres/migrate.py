@@ -5,8 +5,8 @@ A set is a folder under `migrations/`: `store` (the event log), `messaging` (out
 edited afterwards. Nothing else in Postroom changes a schema.
 
 A database is migrated before the processes that use it are replaced. So a migration must be compatible with
-the previous release: it adds, and removes only what that release no longer uses. One that grows the format of
-the store is not (ADR 0101): the processes of the previous release are stopped before it.
+the previous release: it adds, and removes only what that release no longer uses. A migration that extends the
+format of the store is not compatible (ADR 0101): stop the processes of the previous release before it.
 """
 
 import re
@@ -55,14 +55,13 @@ def migrate(
         url: the database, with a user who may create tables.
         target: number of the last migration to apply; None applies all.
         dry_run: change nothing.
-        grant_to: names of roles that may use the tables of the set afterwards, and in the schemas of Postroom
-            those that are made later.
+        grant_to: names of roles that get the right to use the tables of the set, and in Postroom's schemas
+            also later tables.
 
     Returns: the migrations that were applied, or would be.
-    Raises: InvalidRequest when there is no such role, or the schema of a first set has tables of others;
-        UnusableServer when this user can't grant to it,
-        Unavailable when the database can't be used, UnusableStore when it has migrations that differ from
-        these, or the format of a newer version.
+    Raises: InvalidRequest when a role does not exist, or the schema of a first set has tables of others;
+        UnusableServer when this user can't grant privileges to a role, Unavailable when the database can't be
+        used, UnusableStore when it has migrations that differ from these, or the format of a newer version.
     """
     connection = connect(url, "postroom migrate", {"lock_timeout": LOCK_TIMEOUT})
     with closing(connection), unavailable(url):
@@ -160,7 +159,7 @@ def _created(set_: str) -> list[str]:
 def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     """Grant a role the privileges to use a set, but not to migrate it; the transaction is the caller's.
 
-    Raises: UnusableServer when a table belongs to somebody for whom this user can't grant.
+    Raises: UnusableServer when a table belongs to a user for whom this one can't grant.
     """
     table = _table(url, set_)
     argument = {"table": table.as_string(connection)}

@@ -22,8 +22,9 @@ from postroom.domain.errors import MailboxOwned, Unavailable
 
 POLL_SECONDS = 0.02
 CHECK_SECONDS = 2.0
-"""Pause before an owner whose lock's connection was ended opens another, so that whoever ended it to own the
-mailbox comes first."""
+"""Pause before an owner reopens the connection of its lock, so that a process that ended it to own the
+mailbox comes first.
+"""
 PING_SECONDS = 30.0
 """Interval at which an owner checks a connection that the server has not ended."""
 END_SESSION_WAIT_MS = 5_000
@@ -186,7 +187,7 @@ class _Lock:
             self._pid = self._connection.info.backend_pid
         if self._announced is None:
             return bool(await self._fetch("try_lock"))
-        # In one statement: a process that is paused after it can be found, so that it can be evicted.
+        # In one statement, so that a process that is paused after it can be found and evicted.
         address = self._announced[1]
         row = await self._execute(
             self._connection, _DIRECTORY["lock_and_announce"], self._mailbox | address._asdict()
@@ -212,10 +213,10 @@ class _Lock:
                     await self._held()
 
     async def _wait_for_end(self) -> None:
-        """Return when the server has sent something, such as the end of the session, or for a check."""
+        """Return when the server has sent something, such as the session's end, or when a check is due."""
         if self._connection is not None and not has_ended(self._connection):
             loop, has_arrived = asyncio.get_running_loop(), asyncio.Event()
-            duplicate = os.dup(self._connection.fileno())  # whose reader the driver does not replace
+            duplicate = os.dup(self._connection.fileno())  # so that the driver does not replace its reader
             loop.add_reader(duplicate, has_arrived.set)
             try:
                 await wait_at_most(PING_SECONDS, has_arrived.wait())
@@ -233,7 +234,7 @@ class _Lock:
             await self._close()
 
     async def _held(self) -> AsyncConnection:
-        """Return the connection that has the lock; if it was ended, a new one that has acquired it again.
+        """Return the connection that has the lock; if it was ended, a new one that has reacquired the lock.
 
         Raises: Unavailable when another process has acquired it, or the server can't be reached.
         """

@@ -328,7 +328,7 @@ def pack_column(column: pl.Series) -> BinaryValue:
     """Pack a column like `array`, in bulk, which is faster for many values."""
     type_ = _TYPES[column.dtype.base_type()]
     if type_ is str and column.str.contains("[\0\x1a]").any():
-        return array(str, column.to_list())  # rare: text to be escaped
+        return array(str, column.to_list())  # rare: the text must be escaped
     if type_ is int:
         sizes = column.is_null().replace_strict({True: -1, False: 8}, return_dtype=pl.Int32)
         values = _pack_integers("q", column.fill_null(0)).cast(pa.large_binary())

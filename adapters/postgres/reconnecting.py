@@ -19,8 +19,9 @@ T = TypeVar("T")
 def has_ended(connection: Connection | AsyncConnection) -> bool:
     """Return whether a connection was lost, or is idle and was ended by the server or on the way to it.
 
-    Between two statements a server sends nothing but why it ends the session; should it be anything else, a
-    new connection is as good. So what was not yet sent needs no repetition, whatever it does.
+    Between two statements, a server sends nothing but the reason why it ends the session; if it sends
+    anything else, a new connection serves as well. So a statement that was not sent yet is not repeated, but
+    sent once over a new connection.
     """
     if connection.closed:
         return True

@@ -213,7 +213,8 @@ def _check_durability(connection: Connection, set_: str, name: str) -> Finding:
     if is_off:
         advice = "Set both to on: a power cut may destroy the database."
         return Finding(f"{name} durability", "failure", f"{' and '.join(is_off)}: off", advice)
-    if settings.get("synchronous_commit") == "off" and set_ == "messaging":  # a store's owner sets it itself
+    # The owner of a store sets it itself.
+    if settings.get("synchronous_commit") == "off" and set_ == "messaging":
         advice = "Set it to on, unless the last commits before a crash may be lost."
         return Finding(f"{name} durability", "warning", "synchronous_commit: off", advice)
     return Finding(f"{name} durability", "ok", "every commit is synced")

@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class HeldRow(msgspec.Struct, frozen=True):
-    """A row that can't be read, as JSON in the outbox table: all that another mapping needs.
+    """A row that can't be read, as JSON in the outbox table, with all that another mapping needs.
 
     Arguments:
         table, types, committed_at: see `Row`.
@@ -99,7 +99,7 @@ class HeldRow(msgspec.Struct, frozen=True):
 
 
 def read_held_row(settings: CaptureSettings, payload: bytes) -> OutboxRow:
-    """Return the event of a row that is held, with the settings of now; see `ReadRow`."""
+    """Return the event of a row that is held, by the current settings; see `ReadRow`."""
     try:
         held = msgspec.json.decode(payload, type=HeldRow)
         row = held.row()
@@ -135,7 +135,7 @@ class EventRows:
         self._encoding = encoding
 
     def read(self, row: Row) -> OutboxRow:
-        """Return the event of a row, or an unreadable one with what could be read and the row as JSON.
+        """Return the event of a row, or an unreadable event with what could be read and the row as JSON.
 
         Raises: InvalidRequest if the row lacks a column of the settings.
         """
@@ -162,7 +162,7 @@ class EventRows:
             tracestate=self._text(row, "tracestate"),
             baggage=self._text(row, "baggage"),
         )
-        # `now` is not checked here: the row is committed, and its time was compared with that of its commit.
+        # `now` is not checked here: the row is committed, and its time was compared with the commit's.
         (recorded,) = decide(command, None, max(row.committed_at, command.occurred_at))
         return OutboxRow(evolve(None, recorded), payload, has_history=False)
 
@@ -194,9 +194,9 @@ class EventRows:
         return row.values[self._name(row, field)] if field in self._names else None
 
     def _name(self, row: Row, field: str) -> str:
-        """Return the name of a column in a row: of several, the first that the row has.
+        """Return the name of a field's column: the first of its names that the row has.
 
-        Raises: InvalidRequest if it has none, as the settings are wrong then, and not the row.
+        Raises: InvalidRequest if the row has none of them, because then the settings are wrong, not the row.
         """
         names = self._names[field]
         name = next((name for name in names if name in row.values), None)

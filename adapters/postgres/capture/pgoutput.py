@@ -31,7 +31,7 @@ class Commit(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """Name and columns of a table, before its first row and after every change of it.
+    """Name and columns of a table, sent before its first row and after every change of the table.
 
     Arguments:
         columns: names and the OIDs of the types; all texts are in the client's encoding.
@@ -51,7 +51,7 @@ class Insert(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A message about something else than inserts, such as an update; `kind` is its first byte."""
+    """A message about anything but inserts, such as an update; `kind` is its first byte."""
 
     kind: bytes
 
@@ -135,7 +135,7 @@ class ChangeReader:
     """Reader of one stream; `batch` returns the rows read since the last call.
 
     Arguments:
-        oid: of the table, which it keeps when it is renamed.
+        oid: OID of the table, which a renamed table keeps.
         encoding: Python's name of the encoding of the texts.
     """
 

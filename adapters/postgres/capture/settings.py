@@ -17,7 +17,8 @@ _REQUIRED = (*_COLUMNS, "aggregate_type", "event_type")
 class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the fields of an event are: names of columns, or `=` and a constant.
 
-    Several names are those that a column has had: the write-ahead log has rows under the name at their time.
+    Several names are the names that a column has had: the write-ahead log has each row under the name at its
+    time.
 
     Arguments:
         id: identifies the event; any other text becomes one.

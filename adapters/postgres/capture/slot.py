@@ -42,7 +42,7 @@ class ReplicationSlot:
         self._sql = {key: for_psycopg(text) for key, text in statements(__package__, "capture.sql").items()}
 
     async def create(self) -> bool:
-        """Create the publication and the slot if they are missing; return whether the slot was.
+        """Create the publication and the slot if they are missing; return whether the slot is new.
 
         Raises: InvalidRequest if the database can't be used as configured, Unavailable when it can't be used.
         """

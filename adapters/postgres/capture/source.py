@@ -27,7 +27,7 @@ class PostgresCaptureSource:
     """Rows of a table, read from its database's replication slot; see `CaptureSource`.
 
     Arguments:
-        url: the database, of the server itself and not of a pooler.
+        url: URL of the database at the server itself, not at a pooler.
         timeout_ms: time after which the server gives up a reader that does not answer.
     """
 
@@ -147,7 +147,7 @@ class _Stream:
 
     async def close(self) -> None:
         """Close the connection, which frees the slot."""
-        # Before anything else runs: of a lost connection, the number of the socket may be in use again.
+        # Before anything else runs: the socket's number may be reused if the connection was lost.
         asyncio.get_running_loop().remove_reader(self._socket)
         await cancel_and_wait(self._reporting)
         await self._connection.close()

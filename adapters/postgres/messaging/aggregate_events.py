@@ -236,7 +236,7 @@ class PostgresHeldEvents(MessagingDatabase):
         return {(type_, id_) for type_, id_ in rows}
 
     async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
-        """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""
+        """Add events with their JSON payloads to the outbox, all or none; events that it has are skipped."""
         parameters = {
             "held": as_json([as_held(decision, payload) for decision, payload in events]),
             "events": as_json(stored_rows(change for (_, changes), _ in events for change in changes)),

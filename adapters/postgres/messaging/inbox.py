@@ -73,7 +73,7 @@ class _Operation(NamedTuple):
 
     Arguments:
         decide: returns the new event of the history, or none.
-        can_be_new: whether the message need not be in the inbox.
+        can_be_new: whether the message may be missing from the inbox.
     """
 
     message_id: UUID
@@ -95,9 +95,9 @@ class _Operation(NamedTuple):
 class PostgresInbox(MessagingDatabase, InboxRepository):
     """The inbox in the service's database, on one connection that is opened on demand.
 
-    Concurrent changes are batched: a busy worker commits once for dozens of messages, by one statement. Rows
-    are expected to be as this inbox left them when a delivery started, and new messages to have none. Where
-    that is wrong, nothing is written; the row is read and the change decided once more. A message that is
+    Concurrent changes are batched: a busy worker commits once for dozens of messages, by one statement. A
+    change expects the row as this inbox left it when the delivery started, and no row for a new message.
+    Otherwise it writes nothing; the inbox reads the row, and decides the change once more. A message that is
     locked by a handler's transaction is refused as busy instead of waiting.
 
     Arguments:
@@ -192,7 +192,8 @@ class PostgresInbox(MessagingDatabase, InboxRepository):
         result: asyncio.Future[InboxMessage] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Operation(message_id, decide, can_be_new, result))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), context=Context())  # of no message
+            # Without the context of any message.
+            self._writer = asyncio.create_task(self._write(), context=Context())
         return await result
 
     async def _write(self) -> None:
@@ -234,7 +235,7 @@ class PostgresInbox(MessagingDatabase, InboxRepository):
             rest = await self._try(connection, batch, expected, is_current=False)
             if rest:
                 rest = await self._try(connection, rest, await self._load(connection, rest), is_current=True)
-        for operation in rest:  # changed since they were read, or locked
+        for operation in rest:  # the row was changed since it was read, or is locked
             operation.fail(self._busy(operation))
 
     async def _try(
@@ -249,7 +250,8 @@ class PostgresInbox(MessagingDatabase, InboxRepository):
 
         Arguments:
             messages: the expected states: None without a row, missing if unknown.
-            is_current: the states were just read, so operations that change nothing, or fail, are answered.
+            is_current: whether the states were just read, so that operations that change nothing, or fail,
+                are answered.
         """
         rest: list[_Operation] = []
         changes: list[_Change] = []

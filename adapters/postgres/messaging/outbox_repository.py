@@ -333,14 +333,14 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
 
 
 def _id_text(column: UUID | None, recorded: str | None) -> str | None:
-    """Return the id of a row; one that is not a UUID is in the history only."""
+    """Return the id of a row; an id that is not a UUID is only in the history."""
     if recorded is not None and as_uuid(recorded) == column:
         return recorded
     return None if column is None else str(column)
 
 
 def _decode_binary(payload: bytes) -> tuple[bytes | None, str | None]:
-    """Return the bytes that a payload encodes, or the reason if it does not."""
+    """Return the bytes that a payload encodes, or the reason why it can't be decoded."""
     try:
         return msgspec.json.decode(payload, type=bytes), None
     except msgspec.MsgspecError as error:
@@ -348,7 +348,7 @@ def _decode_binary(payload: bytes) -> tuple[bytes | None, str | None]:
 
 
 def _recorded(row: _Row) -> tuple[OutboxEventRecorded | None, str | None]:
-    """Return the first event of the history, and the reason if it can't be read."""
+    """Return the first event of the history, or the reason why it can't be read."""
     if row.recorded_type is None or row.recorded_state is None:
         return None, None
     try:

@@ -19,8 +19,8 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         outbox_events, outbox_retries: events to be published, and attempts that failed.
         inbox_messages: messages that were received, by id.
         aggregate_events: histories of events and messages.
-        inbox_queue, inbox_readers, inbox_workers, inbox_partitions: messages that ordered workers have still
-            to handle, who fills their queue, the workers, and their partitions.
+        inbox_queue, inbox_readers, inbox_workers, inbox_partitions: queue of ordered workers, the processes
+            that fill it, the workers, and their partitions.
     """
 
     outbox_events: str = "outbox_events"
