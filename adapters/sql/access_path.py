@@ -1,8 +1,8 @@
 """Choice of the access path for a search, by counting the rows of each condition up to a limit.
 
-Text indexes return unordered rows, so they are used only if they match few messages, by the ids of these.
-Where they match many by an estimate, or no index has the parts of a text, a page is sought among the first
-rows before. Statistics never read all texts.
+Text indexes return unordered rows, so a search uses one only if it matches few messages, by their ids. If an
+estimate says that it matches many, or if no index has the parts of a text, a search first looks for the page
+among the first rows of another access path. Statistics never read all texts.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_CANDIDATES = 10_000
 MAX_COUNTED_ROWS = 50_000
 """Limit on the rows that are counted when the first rows of a condition hardly satisfied the others."""
 MAX_FIRST_ROWS_PER_PAGE = 10
-"""A page that probably takes at most so many times the first rows of a condition is read without counting."""
+"""A page that probably takes at most this many times a condition's first rows is read without counting."""
 Estimate = tuple[IdList, Candidates]
 """A condition with the ids of its messages, or about their number, as far as it is known."""
 
@@ -30,8 +30,8 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     """Return the rows of the page plus one.
 
     If no condition is selective, many messages may satisfy all conditions, or none: the first rows of an
-    access path show it. Only if they hardly satisfy the others, more rows are counted to find the least
-    frequent condition.
+    access path show which. Only if few of these rows satisfy the other conditions, more rows are counted to
+    find the least frequent condition.
     """
     leads = query.leads()
     lead, late = _selective(db, query, leads)
@@ -84,7 +84,7 @@ def _selective(
 
 
 def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates], limit: int) -> Lead | None:
-    """Return the ordered access path with the fewest rows; None if all have as many as the limit.
+    """Return the ordered access path with the fewest rows; None if all reach the limit.
 
     Counting stops at the fewest so far.
     """
@@ -105,10 +105,10 @@ def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates
 def _by_text(
     db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]
 ) -> tuple[Lead | None, list[Estimate]]:
-    """Return the messages that match a text as an access path; None if they are many, and what was not read.
+    """Return the messages that match a text as an access path, None if many, and the candidates not read.
 
-    These are the candidates that are only found by a look at all texts, and those that are many by an
-    estimate, which is wrong if some terms exclude each other, or differ in frequency over time.
+    Candidates are not read if only a scan of all texts finds them, or if they are many by an estimate. The
+    estimate is wrong if some terms exclude each other, or differ in frequency over time.
     """
     early, late = list[Estimate](), list[Estimate]()
     for each in leads:
@@ -135,20 +135,20 @@ def _fewest_ids(db: Connection, query: SearchQuery, candidates: Sequence[Estimat
 
 
 def _must_scan(db: Connection, query: SearchQuery, lead: Candidates) -> bool:
-    """Return whether the ids of messages are found only by a look at all texts."""
+    """Return whether only a scan of all texts finds the ids of messages."""
     return _is_text(lead) and query.dialect.must_scan(db, lead.ids())
 
 
 def _is_text(lead: Candidates) -> bool:
-    """Return whether they are the messages that may have parts of a text."""
+    """Return whether the candidates are the messages that may have parts of a text."""
     return lead.field == "candidates"
 
 
 def _single_branch(query: SearchQuery, leads: Sequence[Lead | Candidates], *, is_tried: bool) -> Lead | None:
-    """Return an access path that is one branch, all messages if need be; None if it is the only one.
+    """Return an ordered access path with one branch, or all messages; None if there is no other to compare.
 
     Arguments:
-        is_tried: return it even then, as its first rows may spare a look at other candidates.
+        is_tried: whether to return it even then, as its first rows may make other candidates unnecessary.
     """
     ordered = [lead for lead in leads if isinstance(lead, Lead)]
     path = next((lead for lead in ordered if len(lead.branches) == 1), query.by_time)

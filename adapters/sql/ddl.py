@@ -29,7 +29,7 @@ class Dialect:
         package: package of the database's `.sql` files.
         schema: prefix of table names.
         types: column types by their types in projections.
-        stream_text: expression of the UUID that a column `stream` is, with `{}` for the prefix of the column.
+        stream_text: expression of the UUID in a column `stream`, with `{}` for the prefix of the column.
     """
 
     package: str

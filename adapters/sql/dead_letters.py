@@ -261,7 +261,7 @@ class DeadLetterQuery:
             c = self._table.c
             columns = [c[name] for name in filter_.by]
             bar = ((c.last_seen - literal(start, BigInteger)) // literal(width, BigInteger)).label("bar")
-            # Combinations of the page's values that are none of its groups are dropped below.
+            # Combinations of the page's values that are not among its groups are dropped below.
             among = [
                 self._dialect.among(column, sorted({key[number] for key in keys}))
                 for number, column in enumerate(columns)

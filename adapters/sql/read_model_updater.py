@@ -65,7 +65,7 @@ class _Stop(Exception):
 
 
 ROWS_PER_INSERT = 20_000
-"""Messages whose texts are prepared at once, while PostgreSQL inserts those before."""
+"""Messages whose texts are prepared at once, while PostgreSQL inserts the previous messages."""
 ROWS_PER_STATEMENT = 4_000
 """PostgreSQL works on some rows while the next are packed; a stop takes effect between two statements."""
 
@@ -123,7 +123,7 @@ class SqlReadModelUpdater(ReadModelUpdater):
 
     @abstractmethod
     def _index_text(self, number: int, tables: dict[str, pl.DataFrame]) -> None:
-        """Add the texts of inserted messages, as of `compact_tables`."""
+        """Index the texts of inserted messages, which `compact_tables` returned."""
 
     @abstractmethod
     def _unindex_text(self, number: int, texts: pl.DataFrame) -> None:

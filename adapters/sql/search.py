@@ -2,7 +2,7 @@
 
 A page has the first rows, in search order, that satisfy all conditions. One condition is the access path: its
 index returns rows in search order, and the others are filters on each row until the page is full. That is
-fast if the first condition is selective, or if many rows satisfy all; `access_path` compares them.
+fast if the first condition is selective, or if many rows satisfy all; `access_path` compares access paths.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +121,7 @@ class Lead(NamedTuple):
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
         rows: the number of rows, or None if it must be counted.
-        is_by_id: whether it is the ids of messages.
+        is_by_id: whether it selects messages by a list of ids.
         is_sorted: whether its rows are in order, or so few that all columns are read before they are sorted.
     """
 
@@ -196,7 +196,7 @@ class SearchQuery:
 
     @property
     def by_time(self) -> Lead:
-        """The access path without a condition: all messages, in search order."""
+        """Return the access path without a condition: all messages, in search order."""
         return Lead("time", [Branch(self._messages, ())])
 
     def list_ids(self, db: Connection, candidates: Candidates, limit: int) -> IdList:
@@ -228,11 +228,11 @@ class SearchQuery:
         return select(func.count()).select_from(rows)
 
     def first_rows(self, lead: Lead, limit: int) -> Lead:
-        """Return a lead with one branch limited to its first rows, and others with the time of the last."""
+        """Return a lead with one branch limited to its first rows, and to rows with the time of the last."""
         ((table, conditions),) = lead.branches
         bounds = (*self._times(table), *self._after(table))
         is_newest_first = self.filter.order == Order.NEWEST_FIRST
-        # Not by id, too, which the index of PostgreSQL does not have.
+        # Not by id as well, which PostgreSQL's index does not have.
         in_order = table.c.timestamp.desc() if is_newest_first else table.c.timestamp
         first = select(table.c.timestamp).where(*conditions, *bounds).order_by(in_order).limit(limit)
         timestamp = first.subquery().c.timestamp

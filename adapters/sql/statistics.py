@@ -48,7 +48,7 @@ MAX_ACTIVITY_ROWS = 50_000
 """Limit on the rows of activity that are read for a timeline."""
 US_PER_MS = 1_000
 AFTER = "\x01"
-"""A topic with it is the first one after the topic itself, as topics have no such character."""
+"""Suffix that makes a topic the next text after itself, as topics have no such character."""
 _FILTER_FIELDS = {
     FacetField.TOPIC: "topics",
     FacetField.STATUS: "statuses",
@@ -95,7 +95,7 @@ class SqlStatistics(SearchStatistics):
     def _query(
         self, filter_: EventFilter, tables: ReadModelTables, topics: Mapping[str, int | None] | None
     ) -> SearchQuery:
-        """Return the statements for a filter; `topics` are those that match it, None if it has none."""
+        """Return the statements for a filter; `topics` match its patterns, None if it has no patterns."""
 
     def _distinct(self, column: ColumnElement[Any], start: str, limit: int) -> Select[Any]:
         """Return the statement for the first distinct values of a column from a text on."""
@@ -221,7 +221,7 @@ class SqlStatistics(SearchStatistics):
         values: Sequence[FacetValue],
         cap: int,
     ) -> Iterator[FacetValue]:
-        """Yield the values with the number of all their messages, as far as the cap."""
+        """Yield the values with the number of all their messages, up to the cap."""
         name = _FILTER_FIELDS[field]
         for each in values:
             value: object = parse_status(each.value) if field == FacetField.STATUS else each.value
@@ -238,7 +238,7 @@ class SqlStatistics(SearchStatistics):
     def _timeline_of_activity(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter, path: AccessPath, bars: int
     ) -> Timeline | None:
-        """Return the timeline of recorded sends; None if the filter has criteria that they lack."""
+        """Return the timeline of recorded sends; None if the filter has criteria that activity lacks."""
         has_others = _criteria(filter_) - {"topics", "mailbox"}
         if has_others or "activity" not in tables.models:
             return None
@@ -281,7 +281,7 @@ class SqlStatistics(SearchStatistics):
         places: list[int] = []
         for first, last, size in self._sampled_places(db, tables, filter_):
             step = max(1, (last - first + 1) // size)
-            # Neither at equal distances, which may be those of a period in the log, nor at random.
+            # Not at equal distances, which may coincide with a period in the log, and not at random.
             steps = enumerate(range(first, last + 1, step))
             places += (place + number * JITTER % step for number, place in steps)
         topics = matching_topics(db, tables, filter_.topics)

@@ -111,8 +111,9 @@ class ReadModelTables:
     Arguments:
         models: JSON object of its models, each with the version whose table it uses.
         text: type of columns of text.
-        stream_text: expression of the UUID that a column `stream` is, with `{}` for the prefix of the column,
-            where a message id that is this UUID is NULL; None where message ids are never NULL.
+        stream_text: expression of the UUID in a column `stream`, with `{}` for the prefix of the column, in
+            databases where a message id equal to this UUID is stored as NULL; None where message ids are
+            never NULL.
         make: returns the source of rows of a table, the table itself by default.
     """
 
@@ -180,7 +181,7 @@ def settings_of(plan: str | None) -> Settings:
 def to_version(row: tuple[Any, ...]) -> Version:
     """Return a version from a row of the catalog: its number, its status, and its tables and plan as JSON."""
     number, status, models, plan = row
-    tables = {} if models is None else _decode_models(models)  # an earlier release's have other columns
+    tables = {} if models is None else _decode_models(models)  # an earlier release has other tables
     settings = settings_of(plan)
     return Version(number, status, tables, settings.body_rules, settings.archive)
 
@@ -191,7 +192,7 @@ def to_cursors(rows: Iterable[tuple[Any, ...]]) -> dict[int, Cursor]:
 
 
 def read_cursors(db: Connection, version: Row[Any]) -> dict[int, Cursor]:
-    """Return the cursors of a version by mailbox id; one of an earlier release has only extents."""
+    """Return the cursors of a version by mailbox id; cursors of an earlier release have only extents."""
     if version.models is None:
         extents = msgspec.json.decode(version.cuts)
         return {each["id"]: Cursor(each["last"], each["at"], "", each["name"]) for each in extents}

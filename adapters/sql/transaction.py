@@ -257,7 +257,8 @@ def _require_sqlite_transaction(connection: Any) -> None:
     """Raise `InvalidRequest` if an INSERT would be committed at once."""
     if connection.in_transaction:
         return
-    # `autocommit` is of Python 3.12; -1 leaves the choice to `isolation_level`, of which None is autocommit.
+    # `autocommit` exists since Python 3.12; -1 leaves the choice to `isolation_level`, where None is
+    # autocommit.
     autocommit = getattr(connection, "autocommit", -1)
     if autocommit == -1:
         autocommit = connection.isolation_level is None

@@ -294,7 +294,7 @@ class Versions:
 
 
 def _are_equal(some: Mapping[int, Cursor], others: Mapping[int, Cursor]) -> bool:
-    """Tell whether cursors are of the same commits, as far as is known."""
+    """Return whether cursors are at the same commits, as far as is known."""
     return some.keys() == others.keys() and all(
         each.position == other.position and (each.chain == other.chain or "" in (each.chain, other.chain))
         for each, other in ((each, others[id_]) for id_, each in some.items())

@@ -50,7 +50,7 @@ def copy_file(source: Path, target: Path, progress: Callable[[int, int], None] =
             reader.backup(
                 copy, pages=STEP_PAGES, progress=lambda _, rest, total: progress(total - rest, total)
             )
-            copy.execute("PRAGMA journal_mode = DELETE")  # so that it is one file, also on read-only media
+            copy.execute("PRAGMA journal_mode = DELETE")  # makes it one file, also for read-only media
     except sqlite3.Error as error:
         raise Unavailable(
             f"The store {source} can't be copied to {target}: {error}. Check both disks and their space."
@@ -191,7 +191,7 @@ def loading(path: Path) -> Iterator[SqliteStoreLoader]:
         with closing(open_file(path, "rw", isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
             create_tables(connection)
-            connection.execute("PRAGMA journal_mode = OFF")  # after a failure the file is removed
+            connection.execute("PRAGMA journal_mode = OFF")  # not needed: after a failure the file is removed
             connection.execute("BEGIN")
             yield SqliteStoreLoader(path, connection)
             connection.execute("COMMIT")

@@ -59,7 +59,7 @@ class FileOwnership(Ownership):
         path = self._path(mailbox)
         folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that two don't remove one after the other
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lets one process evict at a time
             if _read(path) == incumbent:
                 path.unlink()
         except BlockingIOError:
@@ -92,7 +92,7 @@ def _read(path: Path) -> str:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process has the lock, by a shared lock that is released at once."""
+    """Return whether a process has the lock, by trying a shared lock, which is released at once."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
@@ -108,7 +108,7 @@ def _is_locked(path: Path) -> bool:
 
 def _lock(path: Path) -> int | None:
     """Return the descriptor of the locked file; None while another process has the lock."""
-    # Not through a symbolic link, which another user may have made: the file is truncated.
+    # Don't follow a symbolic link, which another user may have made: the file is truncated.
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         check_own_file(path, os.fstat(descriptor))

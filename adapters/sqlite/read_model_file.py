@@ -35,7 +35,7 @@ def follow_lock_path(store: str | Path, target: str = "") -> Path:
     """Return the path of the lock file of a store's follower.
 
     Arguments:
-        target: name of the target that it follows into, empty for the store's own read models.
+        target: name of the target that the follower updates, empty for the store's own read models.
     """
     return Path(
         f"{store}-{f'into-{blake3(target.encode()).hexdigest(8)}' if target else 'views'}-follow-lock"
@@ -126,7 +126,7 @@ def is_locked(error: Exception) -> bool:
 
 
 def wait_for_lock(where: str, execute: Callable[[], T]) -> T:
-    """Call a function that begins to write again and again while another process writes to the file.
+    """Call a function that begins to write; repeat the call while another process writes to the file.
 
     Arguments:
         where: the file, for messages.

@@ -136,8 +136,8 @@ class SqliteRowReader(RowReader):
 class SqliteStagingWriter(StagingWriter):
     """A writer that stages messages and their texts in a SQLite file.
 
-    SQLite copies whole records from one file to another, so that the process that rebuilds makes no value of
-    a row, and other threads run meanwhile.
+    SQLite copies whole records from one file to another, so the rebuilding process creates no Python values,
+    and other threads run meanwhile.
     """
 
     def _stage(self, folder: Path, name: str, rows: pl.DataFrame) -> None:

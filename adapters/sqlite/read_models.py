@@ -53,7 +53,7 @@ FREQUENT = ("acked", "archived")
 SAMPLE_ROWS = 200
 """Number of ids from which the number of all is extrapolated."""
 DENSITY = 2
-"""How many times as dense as on the average ids may be where messages were sent without pauses."""
+"""How many times denser than the average ids may be where messages were sent without pauses."""
 TRIGRAM = 3
 """Minimum length of a part of text that the trigram index can find."""
 
@@ -183,7 +183,7 @@ class _SqliteDialect:
         matches = _matches(tables, "text_index", " AND ".join(map(_quoted, sorted(trigrams))))
         if not is_part_of_id(indexed[0]):
             return matches
-        # Statements of their own, because each reads an index that has the column.
+        # A separate statement for each column, because each reads the index of its column.
         messages, part = tables.mailbox.c, indexed[0]
         rows = [
             select(messages.id).where(_has_digits(messages.stream, part)),
@@ -217,7 +217,7 @@ class _SqliteDialect:
         return column_, ()
 
     def allow_unordered(self, db: Connection) -> None:
-        """Do nothing: SQLite reads them for the statements that need them."""
+        """Do nothing: SQLite reads such indexes for the statements that need them."""
 
     def with_words(
         self, tables: ReadModelTables, words: Sequence[Word], *, or_long: bool = False
@@ -248,8 +248,8 @@ class _SqliteDialect:
         query = " ".join(word.text + "*" * word.is_prefix for word in words)
         own = select(text.words).where(text.id == messages.id).correlate(tables.mailbox).scalar_subquery()
         columns = [messages[name] for name in WORD_HEADERS]
-        # Most messages are excluded without a call of Python: without a text of its own, the words of headers
-        # are parts of them, with ASCII letters in lower case.
+        # This excludes most messages without a call of Python: the words of a message without a text of its
+        # own are parts of its headers, with ASCII letters in lower case.
         headers: ColumnElement[str] = func.coalesce(messages.custom_headers, "")
         for column_ in columns:
             headers = headers.concat(" ").concat(func.coalesce(column_, ""))
@@ -262,7 +262,7 @@ class _SqliteDialect:
 
 
 def _has_digits(stream: ColumnElement[bytes], part: str) -> ColumnElement[bool]:
-    """Return whether a stream id may have a part: the bytes that its digits are if they begin or end one."""
+    """Return whether a stream id may have a part, by the bytes of its digits at both alignments."""
     digits = part.replace("-", "")
     whole = {bytes.fromhex(digits[at : at + (len(digits) - at) // 2 * 2]) for at in (0, 1)}
     return or_(*(func.instr(stream, each) > 0 for each in sorted(whole)))

@@ -23,7 +23,7 @@ Ends = Mapping[int, int | None]
 
 
 def check_side_files(store: Path) -> None:
-    """Check that a missing store has left no files that SQLite would apply to the next one of its name.
+    """Check that a missing store has left no files that SQLite would apply to the next store of its name.
 
     Raises: InvalidRequest naming the file.
     """
@@ -79,7 +79,7 @@ def replace_store(file: Path, store: Path, ends: Ends | None) -> None:
 def _take_place(file: Path, store: Path) -> None:
     views = views_path(store)
     for path in (views, *(Path(f"{views}{suffix}") for suffix in SIDE_FILES)):
-        path.unlink(missing_ok=True)  # read models of other records
+        path.unlink(missing_ok=True)  # they are of other records
     os.rename(file, store)
     sync(store.parent)
 
@@ -88,8 +88,8 @@ def _take_place(file: Path, store: Path) -> None:
 def _exclusive(store: Path) -> Iterator[sqlite3.Connection]:
     """Use a store that no other process has open, and whose file contains all of it.
 
-    The renamed file must not meet a write-ahead log of the old one. SQLite removes that when it changes the
-    journal mode, which it does only if no other connection is open, be it of a process that hangs.
+    The renamed file must not get the write-ahead log of the old one. SQLite removes the log when it changes
+    the journal mode, which it does only if no other connection is open, not even in a process that hangs.
     """
     with _unavailable(store), closing(open_file(store, "rw", isolation_level=None)) as connection:
         connection.execute(f"PRAGMA busy_timeout = {WAIT_MS}")

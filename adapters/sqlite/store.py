@@ -37,7 +37,7 @@ class SqliteStore:
 
     def __init__(self, path: str) -> None:
         self.where = path
-        # Found once: the working directory or a symbolic link may change before a take-over.
+        # Resolved once: the working directory or a symbolic link may change before a take-over.
         self._file = _resolve(path)
 
     def event_log(
@@ -277,7 +277,7 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str | None:
     for line in lines:
         mount, separator, rest = line.partition(" - ")
         point = mount.split()[4].encode().decode("unicode_escape")  # a space is \040
-        if separator and path.is_relative_to(point) and len(point) >= best:  # the last one covers others
+        if separator and path.is_relative_to(point) and len(point) >= best:  # the last mount covers others
             best, kind = len(point), rest.split()[0]
     return kind
 

@@ -69,8 +69,8 @@ def check_reader(path: Path) -> None:
 def check_writer(path: Path) -> None:
     """Check that only this user may write a file and those beside it.
 
-    Whoever else may write the file decides what it contains. One that others may read is accepted, as an
-    application may have made it for its own tables; `doctor` reports it.
+    Any other user who may write the file decides what it contains. A file that others may only read is
+    accepted, as an application may have made it for its own tables; `doctor` reports it.
 
     Raises: UnusableStore.
     """
@@ -126,7 +126,7 @@ def check_name(path: Path) -> None:
 
 
 def is_frozen(path: Path) -> bool:
-    """Return whether a closed file is where nobody can write through this path, such as on read-only media.
+    """Return whether a closed file is at a path where nobody can write, such as on read-only media.
 
     SQLite can read a file in WAL mode there only as immutable, which ignores a write-ahead log.
 
@@ -147,7 +147,7 @@ def is_frozen(path: Path) -> bool:
 
 
 def name_byte(path: Path) -> int:
-    """Return the byte that stands for the name of a file: the folder, by any path, and the name in it."""
+    """Return the byte that stands for a file's name: its folder, by any path, and its name in the folder."""
     real = Path(os.path.realpath(path))
     folder = real.parent.stat()
     name = f"{folder.st_dev} {folder.st_ino} ".encode() + os.fsencode(real.name)
@@ -158,7 +158,7 @@ def lock_name(descriptor: int, name: int) -> bool:
     """Lock the byte of a file's name; return False if a process has locked the byte of another name.
 
     The lock is shared by all processes that use this name, and ends with the descriptor. It is an OFD lock,
-    which does not end with other descriptors, as SQLite's do.
+    which, unlike SQLite's locks, does not end when another descriptor is closed.
     """
     if not hasattr(fcntl, "F_OFD_SETLK"):
         return True
@@ -179,7 +179,7 @@ def _is_locked(descriptor: int, start: int, end: int) -> bool:
 
 def _mount_id(path: Path) -> str | None:
     """Return the id of the mount that a path leads to, or None where the system does not tell."""
-    # Closing such a descriptor does not end the locks of this process, as that of any other would.
+    # Closing an O_PATH descriptor does not end the locks of this process; closing any other would.
     flag = getattr(os, "O_PATH", None)
     if flag is None:
         return None
