@@ -24,7 +24,7 @@ _CHUNK_BYTES = 8 << 20
 def temporary_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder, mode 0700, beside `target`; it is removed at the end, if it is still there.
 
-    Those that killed processes left for the same target are removed.
+    Folders that killed processes left for the same target are removed, too.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for each in target.parent.iterdir():
@@ -62,7 +62,7 @@ def complete(folder: Path, target: Path, manifest: Manifest) -> None:
         for path in (*folder.iterdir(), folder):
             sync(path)
         check_new(target)
-        folder.rename(target)  # fails if another process has put a backup there meanwhile
+        folder.rename(target)  # fails if another process created a backup there meanwhile
         sync(target.parent)
 
 

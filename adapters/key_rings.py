@@ -40,7 +40,7 @@ class FileKeyRing:
     """Key ring in a JSON file of mode 0600; see `KeyRing`.
 
     Arguments:
-        path: of the file; the first `rotate` creates it.
+        path: path of the file; the first `rotate` creates it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -102,7 +102,7 @@ class FileKeyRing:
             if stored.version == 1 and keys:
                 return [key.validate() for key in keys]
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
-            pass  # an error may quote the secret
+            pass  # the error's text may quote the secret
         raise InvalidRequest(f"The key file {self._path} is malformed; restore a copy of it.")
 
     def _store(self, keys: Sequence[RootKey], folder: int) -> None:
@@ -140,7 +140,7 @@ def _locked(folder: Path) -> Iterator[int]:
     """Lock a folder against other processes that rotate keys in it; yield its descriptor."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when it is closed
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when the descriptor is closed
         yield descriptor
     finally:
         os.close(descriptor)

@@ -37,7 +37,7 @@ class Target(Protocol):
     Arguments:
         where: name of the target for messages, without a password.
         staging: prefix of the paths of a rebuild's temporary files and folders.
-        search_tables: tables of `search_text` that it contains, too.
+        search_tables: tables of `search_text` that the target contains, too.
     """
 
     where: str

@@ -32,9 +32,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class LogRecorder(PollingRecorder):
     """Recorder that stores the aggregates of an `Application` in a dedicated event log.
 
-    A notification id is a log position, and commits are chained as in the log of a mailbox. Over the log of
-    a mailbox it is read-only: for example, it returns the events of a message by its id, whose topic is the
-    name of the event and whose state a MessagePack map of its fields.
+    A notification id is a log position, and commits are chained as in the log of a mailbox. Over the log of a
+    mailbox it is read-only: for example, it returns the events of a message by its id. The topic of each is
+    the name of the event, and its state is a MessagePack map of the event's fields.
     """
 
     def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:

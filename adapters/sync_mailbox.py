@@ -48,7 +48,8 @@ class SyncReceivedMessage(DeliveredMessage):
 class SyncMessageStream:
     """Deliveries of a mailbox as an iterator; `SyncMailbox.stream_messages` opens one.
 
-    Threads may share it; each message goes to one of them. When one closes it, the iterations of all end.
+    Threads may share it; each message goes to one of them. When one thread closes it, the iterations of all
+    threads end.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class AnchorFile:
     def read(self) -> list[Anchor]:
         """Return the anchors, oldest first.
 
-        Raises: NotFound if the file does not exist, InvalidRequest if it is empty or a line is no whole
+        Raises: NotFound if the file does not exist, InvalidRequest if it is empty or a line is not a complete
             anchor, Unavailable if the file can't be read.
         """
         try:

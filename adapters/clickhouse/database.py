@@ -44,7 +44,7 @@ ANSWER_SECONDS = 60
 BUSY = "EmbeddedServer: . "
 """Part of the error for a folder that another process has open; no reason is given."""
 _SETTINGS = {
-    # As in standard SQL: an outer join yields NULL, and so does the minimum of no rows.
+    # As in standard SQL, an outer join yields NULL, and so does the minimum of no rows.
     "join_use_nulls": 1,
     "aggregate_functions_null_for_empty": 1,
     # An insert may span many months.
@@ -110,7 +110,7 @@ def _on_server(url: str) -> "ClickHouseDatabase":
             password=parts.password or "",
             settings=_SETTINGS,
             send_receive_timeout=ANSWER_SECONDS,
-            # A session would remain locked while the server ends a scan that was given up.
+            # A session would stay locked while the server ends a scan that the client gave up.
             autogenerate_session_id=False,
         )
 
@@ -125,7 +125,7 @@ class Catalog(NamedTuple):
 
     Arguments:
         number: how often it was saved.
-        revision: the revision of the rows that is visible.
+        revision: the visible revision of the rows.
     """
 
     connection: sqlite3.Connection
@@ -191,7 +191,7 @@ class ClickHouseDatabase:
                 f"{pluralize(ANSWER_SECONDS, 'second')}. Check that its server runs and is not overloaded, "
                 "and retry."
             )
-        # The client's own text for a failed connection has the whole statement.
+        # The client's own text for a failed connection contains the whole statement.
         reason = str(cause if isinstance(cause, OSError) else error).partition("\n")[0]
         return Unavailable(
             f"The ClickHouse database {self.where} can't be used: {reason}. Check its address and the user's "
@@ -248,7 +248,7 @@ class ClickHouseDatabase:
 
         Arguments:
             revision: the last one.
-            own: also this one, which is not visible yet.
+            own: further revision to include, which is not visible yet.
         """
         return SQL["visible"].format(column=column, cursor=self.table(CURSOR), revision=revision, own=own)
 

@@ -102,7 +102,7 @@ class ClickHouseTarget:
         tables = self.tables()
         for model, number in models.items():
             table = f"{model}_v{number}"
-            if ended(table) in tables:  # not in a version of an earlier release, which has its views
+            if ended(table) in tables:  # else an earlier release made the version and its views
                 self._database.command("publish", view=self._database.table(model), rows=self._live(table))
 
     def tables(self) -> list[str]:

@@ -35,7 +35,7 @@ from postroom.projections.projection import load_projections
 SNAPSHOT_SECONDS = 600
 """How long a query may read a revision after it was replaced."""
 MIN_REVISIONS = 100
-"""Number of revisions that are compacted at once, at least."""
+"""Minimum number of revisions that one compaction removes."""
 
 
 def compact(database: ClickHouseDatabase) -> None:
@@ -52,7 +52,7 @@ def compact(database: ClickHouseDatabase) -> None:
         never_visible = f"since <= {last} AND NOT {database.visible('since')}"
         for name in database.tables():
             if name.startswith(STAGED) and int(name.removeprefix(STAGED)) <= last:
-                database.command("drop", table=database.table(name))  # of a process that was killed
+                database.command("drop", table=database.table(name))  # left by a killed process
             projection = load_projections().get(name.rpartition("_v")[0])
             if projection is None or name.endswith(ended("")):
                 continue
@@ -179,18 +179,19 @@ class ClickHouseReadModelUpdater(ReadModelUpdater):
     def _revision(
         self, version: Version, starts: dict[int, int], stop: Event | None = None
     ) -> Iterator[Revision | None]:
-        """Yield the next revision; None if the version or its cursors are no longer these."""
+        """Yield the next revision; None if the version or its cursors have changed."""
         with self._database.client():
             current = self._current_revision(version, starts)
             if current is None:
                 yield None
                 return
-            # Unique even beside a process that lost its lock, whose revision does not become visible then.
+            # Unique even if another process lost its lock and still writes: its revision never becomes
+            # visible.
             revision = Revision(self._database, version, current, max(current + 1, time.time_ns()), stop)
             try:
                 yield revision
             except Unavailable:
-                raise  # the server may be down: its temporary table is left to the compaction
+                raise  # if the server is down, compaction drops the temporary table
             except BaseException:
                 revision.close()
                 raise

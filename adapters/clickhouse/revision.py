@@ -182,7 +182,7 @@ class Revision:
         return int(self._database.command("is_committed", cursor=cursor, revision=self.number)) == 1
 
     def delete_search_rows(self, before: int, after: int) -> None:
-        """Delete the rows of the search tables of messages that no query finds."""
+        """Delete the search rows of messages that no query finds."""
         for name in ("header", "text"):
             table = self._database.table(f"{name}_v{self.version.models[MESSAGES]}")
             self._database.command("delete", table=table, condition=f"id >= {before} AND id < {after}")
@@ -230,7 +230,7 @@ class Revision:
         return derive(rows, projections)[projection.name].join(keys, on=projection.key, how="semi")
 
     def _written_messages(self) -> str:
-        """Return the query for the messages as this revision has them."""
+        """Return the query for the messages of this revision."""
         return self._database.live(
             self._table(MESSAGES), messages.PROJECTION, revision=self.before, own=self.number
         )

@@ -52,7 +52,7 @@ class File(Protocol):
 def whole_file(target: Path, format_: ExportFormat, overwrite: bool) -> Iterator[BinaryIO]:
     """Yield a file that is renamed to `target` when the context ends, and removed on an error.
 
-    It is for its owner only. Leftovers of a killed export to the same file are removed.
+    Only its owner may read it. Leftovers of a killed export to the same file are removed.
 
     Arguments:
         overwrite: replace an export of the same format.
@@ -88,7 +88,7 @@ def _open_locked(path: Path, target: Path) -> Iterator[BinaryIO]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InvalidRequest(f"Another process exports to {target}; name another file.") from None
-            if _is_at(path, file):  # else the export that wrote it ended meanwhile
+            if _is_at(path, file):  # else the export that wrote the file ended meanwhile
                 file.truncate()
                 yield file
                 return
@@ -123,7 +123,7 @@ class StreamedExport:
     """An export that passes its bytes on as they are written.
 
     Arguments:
-        put: takes the parts, the first at once.
+        put: takes the parts; the first one at once.
         envelope: include a column for envelopes.
     """
 

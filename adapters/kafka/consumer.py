@@ -48,8 +48,8 @@ class GroupConsumer:
 
     Arguments:
         settings: settings of librdkafka.
-        buffer_size: maximum number of received messages that were not taken.
-        max_unsettled: maximum number of received messages that were not settled.
+        buffer_size: maximum number of received messages that the source has not taken.
+        max_unsettled: maximum number of received messages that are not settled.
         on_change: called in the thread when the result of `take` or `check` may have changed.
         on_revoke: called in the thread with the generations of revoked partitions.
     """
@@ -163,7 +163,7 @@ class GroupConsumer:
         await self._calls.request(self._commit_all)
 
     async def count_pending(self) -> int:
-        """Return the number of messages of the assigned partitions that were not taken.
+        """Return the number of messages of the assigned partitions that the source has not taken.
 
         Raises: Unavailable if Kafka does not answer.
         """

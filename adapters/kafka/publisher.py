@@ -57,7 +57,7 @@ class KafkaPublisher:
             "delivery.timeout.ms": timeout_ms,
             "request.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": min(METADATA_MS, timeout_ms // 2),
-            "partitioner": "murmur2_random",  # that of Kafka's Java client
+            "partitioner": "murmur2_random",  # as Kafka's Java client does
             "linger.ms": 0,
             "allow.auto.create.topics": False,
             "log_level": 0,
@@ -138,7 +138,7 @@ def _translate(topic: str, error: KafkaError, problem: str | None = None) -> Pos
     """Return an error of the client as ours.
 
     Arguments:
-        problem: why it has no connection; the client itself reports only that time is over.
+        problem: why the client has no connection; its own error reports only a timeout.
     """
     if error.code() in _REFUSALS:
         return InvalidRequest(
@@ -204,7 +204,7 @@ class ThreadCalls:
 
 def _resolve(future: asyncio.Future[object], error: PostroomError | None, result: object = None) -> None:
     def resolve() -> None:
-        if future.done():  # its caller was cancelled
+        if future.done():  # the caller was cancelled
             return
         if error is not None:
             future.set_exception(error)

@@ -71,7 +71,7 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
 
 
 def client_reason(text: str) -> str:
-    """Return a reason of librdkafka without the name of its connection, timings, and its own settings."""
+    """Return a reason of librdkafka without connection names, timings and librdkafka's own settings."""
     text = re.sub(r"^(?:sasl_)?(?:plaintext|ssl)://(\S+?)/\S+: ", r"\1: ", text, flags=re.IGNORECASE)
     text = re.sub(r" \(after \d+ms in state \w+\)|: broker certificate could not be verified.*", "", text)
     return text.rstrip(". :")

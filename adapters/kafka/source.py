@@ -222,7 +222,7 @@ def _read(message: Message, generation: int) -> SourceMessage:
         DeliveryToken((partition, offset), 1, generation),
         None if key is None else _sticky_key(key),
         framing_length(data) if data else 0,
-        data is None and not is_cloud_event(headers.pairs),  # which may have no data
+        data is None and not is_cloud_event(headers.pairs),  # a CloudEvent may have no data
     )
 
 

@@ -48,7 +48,7 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
         self._settled: set[bytes] = set()
         self._behind: set[str] = set()
         self._retained: list[bytes] = []
-        """Streams of settled messages whose content subscriptions that are behind may have to copy."""
+        """Streams of settled messages whose content late subscriptions may still have to copy."""
         self._used = 0
 
     @property
@@ -183,8 +183,8 @@ class AmnesiaEventLog(MemoryEventLog, VolatileLog):
     def _needed(self, positions: Sequence[int]) -> set[int]:
         """Return the positions of the events that fold an unsettled message.
 
-        They are its send, the first and the last event of its latest delivery, as an extension replaces those
-        before it, and its last event, which may reschedule it.
+        They are its send; the first and the last event of its latest delivery, because an extension replaces
+        earlier ones; and its last event, which may reschedule it.
         """
         events = {each: self._records[each].event for each in positions}
         begins = [each for each, event in events.items() if isinstance(event, _DELIVERY_BEGINS)] or positions

@@ -68,7 +68,7 @@ class MemoryStore:
         return False
 
     def count_messages(self) -> list[MessageCount]:
-        """Return nothing: no transaction can record messages here; see `Store.count_messages`."""
+        """Return an empty list: no transaction can record messages here; see `Store.count_messages`."""
         return []
 
     def ownership(self) -> MemoryOwnership:

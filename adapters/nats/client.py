@@ -158,7 +158,7 @@ class SupervisedClient(Client):
         loop = asyncio.get_running_loop()
         if self._next_pong is None:
             self._next_pong = loop.create_future()
-            loop.call_soon(self._ping)  # one PING for all calls until then
+            loop.call_soon(self._ping)  # one PING for all calls of this turn
         pong = self._next_pong
         answered, _ = await asyncio.wait([pong], timeout=timeout)
         if not answered:
@@ -168,7 +168,7 @@ class SupervisedClient(Client):
         """Write the pending data and a PING at once, so that its PONG confirms that data."""
         pong, self._next_pong = self._next_pong, None
         if pong is None or not self.is_connected or self._transport is None:
-            return  # the callers of `flush` wait for their timeouts
+            return  # the callers of `flush` time out
         self._pongs.append(pong)
         self._transport.writelines([*self._pending, PING_PROTO])
         self._pending.clear()
@@ -187,8 +187,9 @@ class SupervisedClient(Client):
         Arguments:
             timeout: in seconds.
 
-        Raises: nats.errors.Error without a connection, when it is lost before the reply, or without a reply
-        before the timeout; except in the first case, the server may have processed the request.
+        Raises: nats.errors.Error without a connection, when the connection is lost before the reply, or
+        without a reply before the timeout; except in the first case, the server may have processed the
+        request.
         """
         # nats-py would buffer the request until the client is connected again.
         if not self.is_connected:
@@ -292,7 +293,7 @@ class SupervisedClient(Client):
         await self._process_op_err(error)
 
     async def _attempt_reconnect(self) -> None:
-        # Requests that are sent again would otherwise be stored by the server after later ones.
+        # Otherwise the server would store a request that is sent again after later ones.
         await self._drop_pending()
         await super()._attempt_reconnect()
 

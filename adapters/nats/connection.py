@@ -129,7 +129,7 @@ async def connect(
 
     async def on_error(error: Exception) -> None:
         nonlocal last_error
-        if not refusal.done():  # else it is the reason
+        if not refusal.done():  # otherwise the refusal is the reason
             last_error = error
         if connected:
             errors.add(error)
@@ -278,9 +278,9 @@ async def _check_clock(client: Client, seconds: float) -> list[Finding]:
     before = time.time_ns() // 1_000
     at = (await _request(client, f"$JS.API.STREAM.INFO.{names[0]}", seconds)).get("ts")
     after = time.time_ns() // 1_000
-    if not isinstance(at, str):  # before NATS 2.10.4
+    if not isinstance(at, str):  # a server before NATS 2.10.4
         return []
-    theirs = datetime.fromisoformat(at[:26].rstrip("Z") + "+00:00")  # of nanoseconds, Python reads µs
+    theirs = datetime.fromisoformat(at[:26].rstrip("Z") + "+00:00")  # Python reads µs, not ns
     return [clock_finding("nats clock", before, int(theirs.timestamp() * 1_000_000), after)]
 
 

@@ -50,7 +50,7 @@ class StreamDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConsumerDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """Desired configuration of a durable pull consumer; None as in `StreamDefinition`.
+    """Desired configuration of a durable pull consumer; None means the same as in `StreamDefinition`.
 
     Arguments:
         stream, durable: names of the stream and of the consumer.

@@ -1,8 +1,7 @@
 """The ordered stream port over a durable pull consumer of JetStream.
 
-Workers share the deliveries of a consumer, so one of them receives a part of the messages; the others may be
-with a worker that is paused. Messages missing between two deliveries are read from the stream by their
-sequence.
+Workers share the deliveries of a consumer, so each worker receives a part of the messages, and a paused
+worker may hold some. Messages missing between two deliveries are read from the stream by their sequence.
 """
 
 from base64 import b64decode
@@ -115,7 +114,7 @@ class JetStreamOrderedStream:
         return first
 
     async def _stored(self, sequence: int, subject: str) -> SourceMessage | None:
-        """Return the first message of a subject from a sequence on, without a delivery to be settled."""
+        """Return the first message of a subject from a sequence on; it needs no settlement."""
         reply = await self._ask(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         if reply is None:
             return None
@@ -125,7 +124,7 @@ class JetStreamOrderedStream:
         return SourceMessage(stored["subject"], data, headers, 1, str(stored["seq"]), None)
 
     async def _ask(self, where: str, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return JetStream's reply, or None if it has no such thing."""
+        """Return JetStream's reply, or None if what was requested does not exist."""
         body = msgspec.json.encode(request) if request else b""
         try:
             client = self._source.client

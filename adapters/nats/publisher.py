@@ -30,7 +30,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class _Error(msgspec.Struct):
-    """Error of JetStream; `code` is that of HTTP."""
+    """Error of JetStream; `code` is an HTTP status."""
 
     code: int = 0
     err_code: int = 0

@@ -266,8 +266,8 @@ class JetStreamSource:
     async def _check(self) -> None:
         """Raise when the source is closed, or when the server refused a request permanently.
 
-        A consumer that this program created is created again: messages stored before are delivered again,
-        too, and skipped as duplicates.
+        If this program created the consumer, create it again: the server then also delivers messages again
+        that are stored already, which are skipped as duplicates.
         """
         if self._closed:
             raise self._unavailable("can't be read", "it was closed")
@@ -316,8 +316,9 @@ class JetStreamSource:
                 reply,
             )
         )
-        for oldest, request in self._requests.items():  # the server answers them in order
-            request.lost_at = request.ends_at + ROUND_TRIP_SECONDS  # it ends with the available messages
+        for oldest, request in self._requests.items():  # the server answers requests in order
+            # The request ends with the available messages.
+            request.lost_at = request.ends_at + ROUND_TRIP_SECONDS
             request.outstanding -= 1
             request.has_delivered = True
             if not request.outstanding:

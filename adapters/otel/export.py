@@ -25,7 +25,7 @@ def exporting_tracer(endpoint: str | None) -> Iterator[OtelTracer]:
     OpenTelemetry's environment variables set sampler, resource, headers, time limits and sizes.
 
     Arguments:
-        endpoint: base URL of the collector; None takes the one of the environment.
+        endpoint: base URL of the collector; None takes the one in the environment.
     """
     resource = Resource({"service.name": SYSTEM, "service.version": own_version()})
     provider = TracerProvider(

@@ -117,7 +117,7 @@ class OtelSpan:
 
 @contextmanager
 def _within(span: trace.Span, around: Context | None) -> Iterator[OtelSpan]:
-    """Make a span the current one, and end it; of an error, whose text may be a payload, it has the type."""
+    """Make a span current, and end it; it records only the type of an error, whose text may be a payload."""
     token = context.attach(trace.set_span_in_context(span, around))
     opened = OtelSpan(span)
     try:

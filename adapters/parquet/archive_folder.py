@@ -36,8 +36,8 @@ class FileGone(Unavailable):
 class ArchiveFolder:
     """A folder with a folder of files for each mailbox.
 
-    Files of this machine have mode 0600 and are renamed into place when they are durable; an object of a
-    store is there once it is complete.
+    Files of this machine have mode 0600 and are renamed into place when they are durable; an object store
+    shows an object once it is complete.
 
     Arguments:
         address: path of a folder, or URL such as `s3://bucket/prefix`.
@@ -47,7 +47,7 @@ class ArchiveFolder:
 
     def __init__(self, address: str | Path) -> None:
         self.address = str(address)
-        # By process, as clients of object stores do not survive a fork.
+        # One client for each process, as clients of object stores do not survive a fork.
         self.files, self._root = _open(self.address, os.getpid())
         self.is_local = isinstance(self.files, fs.LocalFileSystem)
 
@@ -60,7 +60,7 @@ class ArchiveFolder:
         return path if self.is_local else f"s3a://{path}"
 
     def list(self, *names: str) -> list[fs.FileInfo]:
-        """Return the files and folders of a folder; none if it is missing."""
+        """Return the files and folders of a folder; an empty list if it is missing."""
         selector = fs.FileSelector(self.path(*names), allow_not_found=True)
         with self.unavailable(selector.base_dir, "read"):
             infos = list(self.files.get_file_info(selector))
@@ -78,7 +78,7 @@ class ArchiveFolder:
             return file.read_buffer()
 
     def write(self, path: str, content: pa.Buffer) -> None:
-        """Write a file that is durable and complete, or not there, when this returns; make its folder."""
+        """Write a file durably, all or nothing; create its folder if it is missing."""
         with self.unavailable(path, "written"):
             if self.is_local:
                 _write(Path(path), content)
@@ -147,7 +147,7 @@ def _write(path: Path, content: pa.Buffer) -> None:
     descriptor, temporary = mkstemp(_TEMPORARY, ".", folder)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
-            flock(file, LOCK_EX)  # until it is renamed or its process ends
+            flock(file, LOCK_EX)  # held until the file is renamed or its process ends
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -191,7 +191,7 @@ class Entry(msgspec.Struct, frozen=True):
     Arguments:
         file: its name.
         first, last: its positions.
-        before, chain: hashes, in hex, of the commit before `first` and of the one that ends at `last`.
+        before, chain: hashes in hex of the commit before `first`, and of the commit that ends at `last`.
         bytes: its size.
         blake3: hash of its content, in hex.
     """

@@ -58,7 +58,7 @@ from postroom.projections.log_reader import Range
 
 _NAME = re.compile(r"(\d{13})-(\d{13})(?:\.v(\d+))?\.parquet")
 _FIRST_FORMATS = 2
-"""Format of files whose names have none."""
+"""Format of files whose names state no format."""
 _INDEX_COLUMNS = ("stream", "version", "position", "event")
 _ENDS = {each.__name__ for each in (MessageAcked, MessageDeadLettered, MessageExpired)}
 KEEP_MERGED_SECONDS = 3_600
@@ -254,15 +254,15 @@ class ParquetLogArchive(LogArchive):
 
     @_look_up_again
     def _merge(self, mailbox: str, first: int, last: int) -> None:
-        """Write a file with the positions of several neighbouring ones."""
+        """Write a file with the positions of several neighbouring files."""
         file = next((each for each in self.files(mailbox) if each.first == first), None)
-        if file is not None:  # else another process has merged them
+        if file is not None:  # otherwise another process has merged the files
             segment = segment_of(mailbox, file)
             commits = takewhile(lambda commit: commit.first <= last, self.commits(mailbox, first - 1))
             self.store(mailbox, list(commits), segment.before)
 
     def _check_copied(self, mailbox: str, file: Part) -> None:
-        """Check that a larger file has the last commit of a file, and so all of them."""
+        """Check that a larger file has the last commit of a file, and so all its commits."""
         segment = segment_of(mailbox, file)
         (commit,) = self.commits_of(mailbox, [file.last], envelopes=False)
         if (commit.last, commit.chain) != (segment.last, segment.chain):
@@ -324,7 +324,7 @@ class ParquetLogArchive(LogArchive):
 
     def _all_files(self, mailbox: str) -> list[Part]:
         infos = self._folder.list(mailbox)
-        # Read after the list, so that it has the files of the list that are new.
+        # Read the manifest after the list, so that it has the new files of the list.
         entries = read_manifest(self._folder, mailbox).by_name if infos else {}
         files = []
         for info in infos:

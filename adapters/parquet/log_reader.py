@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ArchivedLogReader(LogReader):
-    """A reader of archived records from files and the others from the store, each once; see `LogReader`.
+    """A reader of archived records from files and of all others from the store, each once; see `LogReader`.
 
     Retention, and the building and compaction of segments, may run during a read.
 
@@ -82,7 +82,7 @@ class ArchivedLogReader(LogReader):
         """
         if not self.allow_gaps and "://" not in self.folder and not Path(self.folder).is_dir():
             self._check_nothing_is_archived()
-        # The store first: records that retention removes after this are in the archive.
+        # Read the store first: records that retention removes later are in the archive.
         stored = {extent.name: extent for extent in self.live.extents()}
         combined = [
             self._combined_extent(id_, name, stored.get(name)) for name, id_ in self.live.mailboxes().items()
@@ -155,10 +155,10 @@ class ArchivedLogReader(LogReader):
         stored: Callable[[Range], Iterable[T]],
         last_of: Callable[[T], int],
     ) -> Iterator[T]:
-        """Yield the commits or batches of a range, from files where these contain it.
+        """Yield the commits or batches of a range, from the files if they contain it.
 
         Arguments:
-            archived, stored: read positions from a file, or from the store.
+            archived, stored: functions that read positions from a file, and from the store.
             last_of: returns the last position of something that was read.
         """
         extent, first, last = range_
@@ -219,7 +219,7 @@ class ArchivedLogReader(LogReader):
         held = list(self.live.commits(Range(stored, end.last, end.last + 1), envelopes=False))
         if stored.last < end.last:  # the archive may have been extended in between
             stored = next((each for each in self.live.extents() if each.name == stored.name), stored)
-        # If the store extends further but lacks them, retention removed them, after checking the chain.
+        # If the store extends further but lacks the commits, retention removed them after checking the chain.
         if stored.last < end.last or (held and not continues(end.last, end.chain, held[0])):
             raise another_history(stored.name, end.last)
 

@@ -28,9 +28,9 @@ from postroom.projections.projection import SENT_COLUMNS
 
 
 def segment_of(mailbox: str, file: Part) -> Segment:
-    """Return the segment of a file, of which `file` may be a part, from its metadata.
+    """Return the segment of a file from its metadata; `file` may be a part of the file.
 
-    Raises: BrokenLog when they do not fit together.
+    Raises: BrokenLog when `file` and the metadata do not match.
     """
     with file.unavailable():
         metadata = pq.read_schema(file.path, filesystem=file.folder.files).metadata or {}
@@ -59,7 +59,7 @@ def check_columns(mailbox: str, file: Part, events_at: EventsAt) -> None:
     """Check that the columns of a file equal its commits.
 
     Arguments:
-        events_at: as for `sent_columns`.
+        events_at: see `sent_columns`.
 
     Raises: BrokenLog naming the first position at which they differ.
     """
@@ -79,7 +79,7 @@ def check_columns(mailbox: str, file: Part, events_at: EventsAt) -> None:
 def check_content(mailbox: str, file: Part, entry: Entry) -> None:
     """Check the bytes of a file.
 
-    Raises: BrokenLog when they, or its metadata, differ from those that the manifest lists.
+    Raises: BrokenLog when the bytes or the metadata differ from the manifest's entry.
     """
     is_same = blake3(file.folder.read(file.path)).hexdigest() == entry.blake3
     if not is_same or segment_of(mailbox, file) != entry.segment(mailbox):
@@ -180,7 +180,7 @@ def check_continues(segment: Segment, previous: Segment, file: Part) -> None:
 
 
 def another_history(segment: Segment, file: Part) -> BrokenLog:
-    """Return the error for a file with other commits than its neighbours or its metadata name."""
+    """Return the error for a file whose commits differ from its metadata or from its neighbours."""
     return BrokenLog(
         f"The archive file {file.path} does not match the hashes of the files before it or its own last "
         "hash: it was altered or comes from another store. Restore it from a backup.",
@@ -189,7 +189,7 @@ def another_history(segment: Segment, file: Part) -> BrokenLog:
 
 
 def split_merged(files: Iterable[Part]) -> tuple[list[Part], list[tuple[Part, Part]]]:
-    """Return the files of a mailbox, and those that a larger or newer one replaces, each with that one."""
+    """Return a mailbox's files, and pairs of a replaced file and the larger or newer one that replaces it."""
     remaining: list[Part] = []
     merged: list[tuple[Part, Part]] = []
     for file in sorted(files, key=lambda each: (each.first, -each.last, -each.format)):

@@ -35,7 +35,7 @@ _POLARS = {pa.int64(): pl.Int64(), pa.string(): pl.String(), pa.binary(): pl.Bin
 EVENTS = {name: _POLARS[COLUMNS[name]] for name in STEP_COLUMNS} | {
     name: _POLARS[type_] for name, (_, type_) in SENT_COLUMNS.items()
 }
-"""Both, with their polars types."""
+"""`STEP_COLUMNS` and `SENT_COLUMNS`, with their polars types."""
 
 EventsAt = Callable[[pl.Series], pl.DataFrame]
 """Returns the archived events at sorted positions of earlier segments, with the columns `EVENTS`."""
@@ -44,7 +44,7 @@ EventsAt = Callable[[pl.Series], pl.DataFrame]
 def sent_columns(events: pa.Table, events_at: EventsAt) -> pa.Table:
     """Return `SENT_COLUMNS` of the events of a segment.
 
-    Those of messages are null for events of the mailbox, and where the `MessageSent` was never archived.
+    Columns of a message are null for events of the mailbox, and if the `MessageSent` was never archived.
 
     Arguments:
         events: all events of consecutive positions, with `STEP_COLUMNS`.
@@ -68,11 +68,11 @@ def sent_columns(events: pa.Table, events_at: EventsAt) -> pa.Table:
 def first_wrong_sent(events: pa.Table, events_at: EventsAt) -> int | None:
     """Return the first position whose `SENT_COLUMNS` differ from what `sent_columns` returns, or None.
 
-    Where these come from an earlier segment, they may be missing there or here: the archive may have lacked
-    that segment when this one was written, or may lack it now.
+    Values from an earlier segment may be missing on either side: the archive may have lacked that segment
+    when this one was written, or may lack it now.
 
     Arguments:
-        events, events_at: as for `sent_columns`; the events have `SENT_COLUMNS`, too.
+        events, events_at: see `sent_columns`; the events also have `SENT_COLUMNS`.
     """
     stored = pl.DataFrame(events)
     expected = pl.DataFrame(sent_columns(events, events_at))
@@ -106,7 +106,7 @@ def _from_earlier(unresolved: pl.DataFrame, events_at: EventsAt) -> pl.DataFrame
         earlier = events_at(steps["before"].unique().sort()).rename({"position": "before"})
         steps = steps.join(earlier, on=key, how="inner")
         resolved.append(steps.filter(pl.col("sent_position").is_not_null()).select("position", *SENT_COLUMNS))
-        # Files of format 2 have these columns of a `MessageSent` only.
+        # Files of format 2 have these columns only for a `MessageSent`.
         steps = steps.filter(pl.col("sent_position").is_null() & _has_previous()).select(
             "position", "stream", before=pl.col("before") - pl.col("distance")
         )
@@ -155,9 +155,9 @@ class Part(NamedTuple):
     """A range of positions, and the file that contains it.
 
     Arguments:
-        path: of the file, in the file system of `folder`.
-        format: of the file.
-        size: of the file, in bytes.
+        path: path of the file in the file system of `folder`.
+        format: number of the file's format.
+        size: size of the file in bytes.
         modified: when it was written, in s since 1970 UTC.
     """
 
@@ -320,7 +320,7 @@ def to_table(segment: Segment, commits: Sequence[Commit], events_at: EventsAt) -
     """Return the content of a segment's file, with the segment in its metadata.
 
     Arguments:
-        events_at: as for `sent_columns`.
+        events_at: see `sent_columns`.
 
     Raises: BrokenLog when a commit can't be decoded.
     """
@@ -375,7 +375,7 @@ def encode(table: pa.Table) -> pa.Buffer:
 
 
 def _rows_in_group(table: pa.Table) -> int:
-    """Return the number of rows of a row group, which readers have in memory at once."""
+    """Return the number of rows in a row group, which readers hold in memory as a whole."""
     size = pc.sum(pc.binary_length(table["envelope"])).as_py() or 1
     return max(1, min(ROW_GROUP_ROWS, int(table.num_rows * ROW_GROUP_BYTES // size)))
 

@@ -149,9 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
     """Handler of one request."""
 
     state: ClassVar[_State]
-    timeout = ANSWER_SECONDS  # of a client that sends or reads nothing
+    timeout = ANSWER_SECONDS  # for a client that sends or reads nothing
 
-    def do_GET(self) -> None:  # name of the standard library
+    def do_GET(self) -> None:  # named by the standard library
         """Answer a request."""
         try:
             answer = self._find_answer(self.path.partition("?")[0])
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 return 404, b"There are /metrics, /healthz and /readyz.\n", "text/plain"
 
-    def log_message(self, format: str, *args: object) -> None:  # name of the standard library
+    def log_message(self, format: str, *args: object) -> None:  # named by the standard library
         """Log nothing: Prometheus asks every few seconds."""
 
     def _answer(self, status: int, body: bytes, content_type: str) -> None:

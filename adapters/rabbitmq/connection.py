@@ -87,7 +87,7 @@ async def translate_errors(label: str, participle: str) -> AsyncIterator[None]:
     """Translate errors of the client to Postroom's.
 
     Arguments:
-        label: the queue or exchange, and its server.
+        label: name of the queue or exchange, and its server.
         participle: the operation, for the message, such as `read`.
 
     Raises: NotFound, InvalidRequest, Unavailable.

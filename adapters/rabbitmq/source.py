@@ -228,7 +228,7 @@ class RabbitmqQueueSource:
     async def _declare_passively(self) -> int:
         if self._connection is None:
             raise ConnectionError("it is not connected")
-        channel = await self._connection.channel()  # an error closes it, but not the consumer's
+        channel = await self._connection.channel()  # an error closes this channel, not the consumer's
         queue = await channel.declare_queue(self._consumer.queue, passive=True)
         await channel.close()
         return queue.declaration_result.message_count or 0

@@ -16,7 +16,7 @@ class RedisSettings(BrokerAccess, frozen=True, kw_only=True):
         url: `redis://`, `rediss://` with TLS, or `unix://`, as in redis-py; `user` and `password_file` take
             precedence over its user and password.
 
-    Raises: InvalidRequest for settings that need TLS without it; see also `BrokerAccess`.
+    Raises: InvalidRequest for settings that need TLS if the URL has none; see also `BrokerAccess`.
     """
 
     url: str

@@ -105,7 +105,7 @@ def _series(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[A
 def _without_scripts(root: Element) -> Element:
     for parent in root.iter():
         for child in list(parent):
-            tag: object = child.tag  # a function for a comment
+            tag: object = child.tag  # for a comment, the tag is a function
             if not isinstance(tag, str) or tag.endswith("script"):
                 parent.remove(child)
     return root
@@ -172,9 +172,9 @@ def _draw(chart: HeatMap, name: Any, rows: Sequence[Row]) -> str:
 
 
 def _axes(chart: HeatMap, rows: Sequence[Row]) -> list[str]:
-    """Return the columns that have values, those that vary first; the first is the x axis."""
+    """Return the columns that have values, varying columns first; the first is the x axis."""
     columns = [name for name in chart.columns if any(row[name] is not None for row in rows)]
-    return sorted(columns, key=lambda name: len({row[name] for row in rows}) < 3)  # null is the actual row's
+    return sorted(columns, key=lambda name: len({row[name] for row in rows}) < 3)  # null in the actual row
 
 
 def _is_actual(chart: HeatMap, row: Row) -> bool:

@@ -156,7 +156,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
-def _missing_fields(message: Any) -> list[str]:  # the method is missing from the stubs
+def _missing_fields(message: Any) -> list[str]:  # the stubs lack the method
     """Return the paths of missing required fields."""
     missing: list[str] = message.FindInitializationErrors()
     return missing

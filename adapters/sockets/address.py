@@ -181,7 +181,7 @@ class SurfaceProtection(NamedTuple):
         tls: certificate of the server; Unix sockets need none.
         behind_proxy: a proxy in front speaks TLS, and nobody else reaches the address.
         allowed_hosts: names besides loopback names that the `Host` of a request may have; `*` is any.
-        limits: of the connections of a process of a cluster.
+        limits: limits of the connections of a cluster's process.
     """
 
     tls: ServerTls | None = None
@@ -228,15 +228,15 @@ def check_socket_owner(path: str) -> None:
 
     Raises: Unavailable if it belongs to another user, who could read the sent data.
     """
-    with suppress(FileNotFoundError):  # which connecting reports
+    with suppress(FileNotFoundError):  # connecting reports a missing file
         if os.geteuid() and os.stat(path).st_uid not in (0, os.geteuid()):
             raise Unavailable(f"The socket {path} belongs to another user; name that of your own server.")
 
 
 def is_trusted(transport: asyncio.Transport) -> bool:
-    """Return whether the peer of a Unix socket is of this user or root; loopback has no such credentials."""
+    """Return whether the peer of a Unix socket runs as this user or root; loopback has no credentials."""
     opened: Any = transport.get_extra_info("socket")
     if opened is None or opened.family != socket.AF_UNIX:
         return True
-    with socket.socket(fileno=os.dup(opened.fileno())) as peer:  # uvloop's has no getsockopt()
+    with socket.socket(fileno=os.dup(opened.fileno())) as peer:  # uvloop's sockets have no getsockopt()
         return is_own_or_root(peer)

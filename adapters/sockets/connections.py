@@ -43,8 +43,8 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 class UnauthenticatedConnections(Generic[T]):
     """The connections of a server whose peers have not shown a valid token, in the order of their beginning.
 
-    Connections above a share are closed once they have had a second to show a token. The first to go is the
-    oldest one of the address that has the most, so that one client keeps no other out.
+    Connections above a share are closed once they have had a second to show a token: first the oldest one of
+    the address that has the most, so that no client keeps others out.
 
     Arguments:
         close: closes a connection; it may call `discard`.
@@ -99,7 +99,7 @@ class UnauthenticatedConnections(Generic[T]):
                 del self._begun[address]
 
     def trim(self) -> None:
-        """Close the connections above the shares that have had their time."""
+        """Close the connections above the shares that have had their second."""
         latest = self._clock() - GRACE_SECONDS
         while self._begun:
             largest = self._largest()
@@ -110,7 +110,7 @@ class UnauthenticatedConnections(Generic[T]):
             self._end(oldest)
 
     def close_late(self, seconds: float) -> None:
-        """Close the connections that began longer ago, in seconds."""
+        """Close the connections that began more than `seconds` ago."""
         latest = self._clock() - seconds
         begun = [each for connections in self._begun.values() for each in connections.items()]
         for connection in [each for each, moment in begun if moment < latest]:
@@ -143,7 +143,7 @@ def address_of(peer: Any) -> str:
     address: IPv4Address | IPv6Address = ip_address(str(peer[0]).partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    if address.is_loopback:  # it has 2**24 addresses
+    if address.is_loopback:  # loopback has 2**24 addresses
         return _LOOPBACK
     if isinstance(address, IPv6Address):
         return str(ip_network((int(address), _NETWORK_BITS), strict=False))
@@ -194,7 +194,7 @@ class TlsListener:
             while True:
                 try:
                     peer, address = await loop.sock_accept(self._listener)
-                except OSError as error:  # such as a lack of files, which ends
+                except OSError as error:  # such as too many open files, which is temporary
                     logger().retry("tls.accept_failed", reason=error.strerror)
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
@@ -254,8 +254,8 @@ class _Connection(ssl.SSLObject):
 class AlertingContext(ssl.SSLContext):
     """TLS context whose failed handshakes leave their alerts to `TlsListener`.
 
-    asyncio and uvloop drop the alert, so that clients can't tell a refused certificate from a server that
-    restarts.
+    asyncio and uvloop drop the alert, so clients could not tell a refused certificate from a restart of the
+    server.
     """
 
     sslobject_class = _Connection
@@ -294,14 +294,14 @@ def end_writing(transport: asyncio.Transport) -> None:
 class WriteBuffer:
     """Transport that sends the head and the body of an answer by one system call.
 
-    uvicorn writes them one after the other, and a write to a socket costs more than all else that it does for
-    an answer. From `MAX_BYTES` on nothing is held back, so that a client that does not read is noticed.
+    uvicorn writes them one after the other, and a write to a socket costs more than all its other work for an
+    answer. From `MAX_BYTES` on, nothing is held back, so that the server notices a client that does not read.
 
     Arguments:
         seconds: time for the client to read the rest when the connection is closed.
 
     Attributes:
-        lingers: the client is still sending a request, so `close` does as `end`.
+        lingers: whether the client is still sending a request, so that `close` does what `end` does.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -329,11 +329,11 @@ class WriteBuffer:
             self._flush()
 
     def write_now(self, data: bytes) -> None:
-        """Send the last bytes of an answer, which nothing is to be sent with."""
+        """Send the last bytes of an answer at once, without waiting for others."""
         (self if self._pieces or self.is_closing() else self._transport).write(data)
 
     def close(self) -> None:
-        """Send the written data, and close; a client that does not read it keeps no connection."""
+        """Send the written data, and close; a client that does not read it can't keep the connection open."""
         if self.lingers:
             self.end()
             return

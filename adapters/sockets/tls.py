@@ -54,7 +54,7 @@ def read_pem(setting: str, path: str, kind: str) -> bytes:
     """Return the content of a file in PEM.
 
     Arguments:
-        setting: what names the file, for errors.
+        setting: name of the setting with the path, for errors.
         kind: required section, such as `CERTIFICATE`.
 
     Raises: InvalidRequest when it is missing, unreadable or malformed.
@@ -75,17 +75,16 @@ def load_pair(context: ssl.SSLContext, certificate: str, key: str, names: tuple[
     """Load a certificate and its key.
 
     Arguments:
-        names: of the settings that name the files, for errors.
+        names: names of the settings with the paths, for errors.
 
-    Raises: InvalidRequest when they are malformed, the key is another one's, or it is encrypted.
+    Raises: InvalidRequest when they are malformed, or the key is encrypted or of another certificate.
     """
     try:
         context.load_cert_chain(certificate, key, refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InvalidRequest(
-                f"{names[1]}: {key} is not the key of the certificate {certificate}; name the one that it "
-                "was made with."
+                f"{names[1]}: {key} is not the key of the certificate {certificate}; name its own key."
             ) from None
         raise InvalidRequest(
             f"{names[0]} {certificate} and {names[1]} {key} can't be used: {explain_reason(error)}."
@@ -108,7 +107,7 @@ def explain_tls_failure(text: str, where: str) -> str | None:
     """Return a sentence for a TLS error for which retrying does not help; None for any other error.
 
     Arguments:
-        text: of the error, as OpenSSL and gRPC write it.
+        text: text of the error, as OpenSSL and gRPC write it.
         where: address of the server.
     """
     if match := _REFUSED_SERVER.search(text):
@@ -139,16 +138,17 @@ _NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|HTTP_REQUEST|RECORD_LAYER_FAILURE")
 
 
 _NOT_YET_VALID, _EXPIRED = 9, 10
-"""Of OpenSSL's verification."""
+"""Error codes of OpenSSL's verification."""
 
 
 class TlsFiles(NamedTuple):
     """Files in PEM of a server's certificate.
 
     Arguments:
-        certificate: followed by the certificates of intermediate authorities.
+        certificate: certificate, followed by the certificates of intermediate authorities.
         key: of the certificate, not encrypted.
-        client_ca: of the authorities that sign clients' certificates; None asks clients for none.
+        client_ca: certificates of the authorities that sign clients' certificates; None asks for no
+            certificate.
     """
 
     certificate: str
@@ -240,8 +240,8 @@ def _make_context(client_ca: bytes | None) -> ssl.SSLContext:
 def _warn_of_expiry(files: TlsFiles) -> None:
     """Log a warning when a certificate is not valid now.
 
-    The standard library tells the dates of a certificate that a peer has verified, so one end of a handshake
-    in memory trusts it as its own authority.
+    The standard library reports the dates only of a verified certificate, so one end of a handshake in memory
+    trusts the certificate as its own authority.
     """
     server = _make_context(None)
     server.load_cert_chain(files.certificate, files.key, refuse_password)

@@ -16,7 +16,7 @@ ACCOUNT: Final = "000000000000"
 ARN: Final = f"arn:aws:sqs:us-east-1:{ACCOUNT}:"
 FIFO: Final = ".fifo"
 OWN: Final = "$sqs."
-"""Prefix of the labels and headers that are not the user's; tags and attributes of messages can't have it."""
+"""Prefix of labels and headers that Postroom sets; tags and message attributes of users can't have it."""
 MAX_BYTES: Final = 1 << 20
 DEDUPLICATION_MS: Final = 300_000
 MAX_VISIBILITY_SECONDS: Final = 43_200
@@ -259,7 +259,7 @@ def _number(name: str, value: str, *, is_fifo: bool) -> tuple[dict[str, Any], st
     if not is_fifo:
         window = max(DEDUPLICATION_MS, 2 * visibility_ms)
         return {"visibility_ms": visibility_ms, "replay_window_ms": window}, None
-    # A longer one would lengthen the window of deduplication ids.
+    # A longer timeout would lengthen the window of deduplication ids.
     longest = DEDUPLICATION_MS // 2
     is_longer = visibility_ms > longest
     return {"visibility_ms": min(visibility_ms, longest)}, str(number) if is_longer else None

@@ -36,7 +36,7 @@ class Call(NamedTuple):
             raise missing("QueueUrl")
         try:
             name = unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
-        except ValueError:  # of a host such as [x
+        except ValueError:  # a malformed host such as [x
             name = ""
         if not name:
             raise SqsError("InvalidAddress", f"The address {url[:200]} is not valid for this endpoint.")
@@ -48,7 +48,7 @@ class Call(NamedTuple):
         return find_queue(await self.service.mailbox.get_settings(), name)
 
     async def readable(self, url: str) -> Queue:
-        """Return the queue of a URL, whose attributes the caller may read."""
+        """Return the queue of a URL; raise an error unless the caller may read its attributes."""
         queue = await self.queue(url)
         await self.grant.check(Right.READ_HEADERS)
         return queue

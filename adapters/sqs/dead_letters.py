@@ -32,14 +32,14 @@ from postroom.domain.message import DeadReason, Receipt
 from postroom.domain.redrive.spec import RedriveSpec
 
 REASONS: Final[tuple[DeadReason, ...]] = ("max_attempts", "rejected")
-"""Reasons of the dead letters that a dead-letter queue delivers; others expired."""
+"""Reasons of the dead letters that a dead-letter queue delivers; dead letters with other reasons expired."""
 JOB_SECONDS: Final = 5.0
-"""How long a call waits for its job, which goes on after it."""
+"""How long a call waits for its job, which goes on afterwards."""
 MAX_COUNTED_PAGES: Final = 10
 MAX_RECEIVED_BYTES: Final = 16 << 20
 MOVE_BATCH: Final = 100
 MOVE_VISIBILITY_MS: Final = 300_000
-"""How long messages of a queue from which others are moved are hidden if the server is killed meanwhile."""
+"""How long messages stay hidden in a queue from which others are moved, if the server is killed meanwhile."""
 MAX_TASKS: Final = 10
 _PAGE: Final = 1_000
 _STATUSES = {"running": "RUNNING", "paused": "RUNNING", "completed": "COMPLETED"}
@@ -167,7 +167,7 @@ async def _return_received(
 
 
 def _in_order(received: Sequence[ReceivedMessage], moved: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-    """Return the messages to be moved without the later ones of a group that has another one."""
+    """Return the messages to move, except those that follow a message of their group that stays."""
     stays = {each.ordered_key: each.delivery.position for each in reversed(received) if each not in moved}
     return [
         each

@@ -224,7 +224,7 @@ def to_received(
 
 
 def original_id(message: ReceivedMessage) -> str:
-    """Return the id of a message; of a copy in a dead-letter queue, the id of the dead letter."""
+    """Return the id of a message; for a copy in a dead-letter queue, the id of the dead letter."""
     is_copy = SOURCE in message.attrs and message.causality_parent
     return message.causality_parent if is_copy and message.causality_parent else message.message_id
 
@@ -248,7 +248,7 @@ def _attributes(message: ReceivedMessage) -> dict[str, Attribute]:
 def _types(text: str | None) -> dict[str, str]:
     try:
         return {} if text is None else _decode(text)
-    except msgspec.DecodeError:  # of another sender
+    except msgspec.DecodeError:  # another sender wrote the header
         return {}
 
 

@@ -57,7 +57,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Any)
 MAX_BATCH: Final = 10
 DEAD_LETTER_POLL_MS: Final = 1_000
-"""How often a long poll of a dead-letter queue looks for dead letters of its sources."""
+"""Interval at which a long poll of a dead-letter queue looks for dead letters of its sources."""
 _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIRST_RECEIVED = "ApproximateFirstReceiveTimestamp"
 
@@ -113,7 +113,7 @@ async def _outcome(
         return answer
     if not queue.is_fifo:
         return _Sent(answer.message_id)
-    with suppress(NotFound):  # of a repetition, whose original retention has removed
+    with suppress(NotFound):  # retention may have removed a duplicate's original
         detail = await call.service.mailbox.get_message(answer.message_id)
         return _Sent(answer.message_id, sequence_number(detail.history[0].position))
     return _Sent(answer.message_id)
@@ -228,7 +228,7 @@ async def _delete(call: Call, queue: Queue, receipts: Sequence[Receipt]) -> list
     answers = await call.mailbox.ack_messages(receipts)
     if queue.is_fifo:
         return answers
-    # As SQS: a message that was deleted before, or delivered again, is no error.
+    # As in SQS, a message that was deleted before, or delivered again, is no error.
     return [None if isinstance(each, StaleReceipt | NotFound) else each for each in answers]
 
 

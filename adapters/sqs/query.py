@@ -44,7 +44,7 @@ _ELEMENTS = {
     "Results": ("ListMessageMoveTasksResultEntry", ""),
     "Failed": ("BatchResultErrorEntry", ""),
 }
-"""Elements of answers for the entries of a member; of a mapping, with the name of the key."""
+"""Elements of answers for the entries of a member; for a mapping, with the name of the key."""
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _Tree = dict[str, Any]
 

@@ -147,7 +147,7 @@ async def set_queue_attributes(call: Call, request: SetQueueAttributes) -> Empty
 
 
 def _check_target(call: Call, settings: MailboxSettings, after: MailboxSettings, name: str) -> None:
-    """Raise SqsError unless the caller may know the dead-letter queue of a queue, which permits it."""
+    """Raise SqsError unless the caller may know a queue's dead-letter queue, which must permit it."""
     target = find_queue(after, name).dead_letter_queue
     if target is None:
         return
@@ -198,7 +198,7 @@ def _check_tags(tags: dict[str, str]) -> None:
 async def purge_queue(call: Call, request: QueueRequest) -> Empty:
     """Remove the messages of a queue, also those in flight."""
     queue = await call.queue(request.queue_url)
-    if sources := await sources_of(call, queue):  # first, as it may be refused
+    if sources := await sources_of(call, queue):  # first, as the job may be refused
         spec = RedriveSpec(action="purge", topics=sources, reasons=REASONS)
         await finish(call.mailbox, await call.mailbox.start_redrive(spec))
     await _empty(call, queue.name)
@@ -212,7 +212,7 @@ async def delete_queue(call: Call, request: QueueRequest) -> Empty:
     removed = SettingsChanges(topics={name: None}, labels={name: None})
     await call.mailbox.preview_settings(removed)  # refused before a message is removed
     await _empty(call, name)
-    if queue.dead_letter_queue is not None:  # which keeps them
+    if queue.dead_letter_queue is not None:  # the dead-letter queue keeps them
         await fetch(call, queue.dead_letter_queue, [name])
     await call.mailbox.set_settings(removed)
     return Empty()

@@ -36,7 +36,7 @@ class LocalMasterKey(MasterKey):
     """Master key in the memory of this process; see `MasterKey`.
 
     Arguments:
-        key: 32 random bytes, from which a key for each purpose is derived.
+        key: 32 random bytes, from which keys for each purpose are derived.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -193,7 +193,7 @@ def _read_output(process: Popen[bytes]) -> tuple[str, int | None]:
     finally:
         timer.cancel()
         timer.join()
-        if process.poll() is None:  # interrupted
+        if process.poll() is None:  # the wait was interrupted
             kill()
             process.wait()
     return text, None if is_over.is_set() else status
@@ -237,7 +237,7 @@ class DataKey:
 
     def encrypt(self, part: Part, plaintext: bytes) -> bytes:
         """Return a ciphertext, 16 bytes longer than the plaintext; see `SubjectKey.encrypt`."""
-        # After a version: AES-SIV of libraries does not encrypt nothing.
+        # A version byte comes first, because libraries refuse to encrypt an empty text by AES-SIV.
         return self._cipher.encrypt(b"\x01" + plaintext, [part.encode()])
 
     def decrypt(self, part: Part, ciphertext: bytes) -> bytes:

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 5.0
 REWRITE_TIMEOUT_SECONDS = 65.0
 """Time limit of destroying a key, which rewrites the table; longer than the server's own."""
 PAUSE_SECONDS = 2.0
-"""Time for which calls fail at once after the server did not answer one: others queue for the connection."""
+"""Time for which calls fail at once after an unanswered call: else they would queue for the connection."""
 _SETTINGS = {
     # Each statement must see the rows that a rewrite committed while it waited for the table.
     "default_transaction_isolation": "read committed",
@@ -39,7 +39,7 @@ _SQL = statements("postroom.adapters.subject_keys", "postgres.sql")
 def create_subject_keys(url: str, master_key: MasterKey) -> None:
     """Make an empty key store of a migrated database.
 
-    Raises: InvalidRequest when it is one already, Unavailable when the database can't be used or is not
+    Raises: InvalidRequest when the database has a key store, Unavailable when it can't be used or is not
         migrated.
     """
     with closing(_open(url)) as connection, unavailable(url):
@@ -73,7 +73,7 @@ class PostgresSubjectKeys(SubjectKeys):
     def get_or_create(self, subjects: Collection[str]) -> Mapping[str, DataKey]:
         names = list(dict.fromkeys(subjects))
         keys = self.get(names)
-        while len(keys) < len(names):  # again if one was destroyed since
+        while len(keys) < len(names):  # repeat if a key was destroyed since
             self._add([name for name in names if name not in keys])
             keys = self.get(names)
         return {name: keys[name] for name in names}
@@ -84,7 +84,7 @@ class PostgresSubjectKeys(SubjectKeys):
         return {indexes[index]: self._unwrap(pseudonym, key) for index, pseudonym, key in rows}
 
     def resolve(self, pseudonyms: Collection[str]) -> Mapping[str, DataKey | None]:
-        storable = [each for each in pseudonyms if "\0" not in each]  # as all are that this store created
+        storable = [each for each in pseudonyms if "\0" not in each]  # true of all that this store created
         rows = dict(self._fetch("keys_of_pseudonyms", pseudonyms=storable))
         for pseudonym in pseudonyms:
             if pseudonym not in rows:
@@ -165,7 +165,7 @@ def _connect(url: str, master_key: MasterKey) -> Connection:
 
 
 def _open(url: str) -> Connection:
-    # A server that is set to confirm commits before they are durable does so for other sessions.
+    # Wait for durable commits, even if the server does not by default.
     connection = connect(url, "postroom, keys of subjects", _SETTINGS, sync="local")
     with closing_on_failure(connection), unavailable(url), deadline(connection, url, TIMEOUT_SECONDS):
         check_connection(connection, url, "keys")

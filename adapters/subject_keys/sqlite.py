@@ -155,8 +155,8 @@ class SqliteSubjectKeys(SubjectKeys):
             with closing(
                 sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS)
             ) as connection:
-                connection.execute("PRAGMA secure_delete = ON")  # overwrites what is removed
-                connection.execute("PRAGMA synchronous = EXTRA")  # also syncs that the journal is gone
+                connection.execute("PRAGMA secure_delete = ON")  # overwrites removed data
+                connection.execute("PRAGMA synchronous = EXTRA")  # also syncs the removal of the journal
                 self._check_master_key(connection)
                 yield connection
         except sqlite3.Error as error:

@@ -102,7 +102,7 @@ def check_open_files() -> Iterator[Finding]:
 
 
 def check_clock() -> Iterator[Finding]:
-    """Find whether something keeps the clock of this machine right."""
+    """Find whether a service synchronizes the clock of this machine."""
     state = _clock_state()
     if state == UNSYNCHRONIZED:
         advice = "Run chrony or systemd-timesyncd: due times and expiry follow the clock."
@@ -172,7 +172,7 @@ def _disable_core_dumps(library: ctypes.CDLL) -> bool:
 def _lock_memory(library: ctypes.CDLL) -> bool:
     """Lock all pages when they are first used.
 
-    Under a limit, allocations would fail as soon as it is reached, so memory is not locked then.
+    If memory locking has a limit, allocations beyond it would fail, so memory is not locked then.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit != resource.RLIM_INFINITY and not _may_lock_any():
@@ -199,10 +199,11 @@ WATCHDOG_SHARE = 3
 
 
 class ServiceManager:
-    """The service manager, such as systemd; without one, messages go nowhere.
+    """The service manager, such as systemd; without one, messages are dropped.
 
     Arguments:
-        environment: has the address of its socket, and how often it wants to hear from a healthy process.
+        environment: variables with the address of its socket, and how often it expects to hear from the
+            process.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
