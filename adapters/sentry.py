@@ -13,8 +13,8 @@ from postroom.domain.errors import PoisonMessage
 def sentry(next_: Handle) -> Handle:
     """Report the errors of handlers to Sentry, in a scope of its own for each message.
 
-    `Reject`, `PoisonMessage` and `RetryLater` are no errors. The application calls `sentry_sdk.init`, which
-    decides what is sent: values of local variables, too, unless it has `include_local_variables=False`.
+    `Reject`, `PoisonMessage` and `RetryLater` are not reported. The application calls `sentry_sdk.init`,
+    which decides what is sent: values of local variables, too, unless it has `include_local_variables=False`.
 
     Arguments:
         next_: the handler, or the next middleware.

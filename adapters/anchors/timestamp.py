@@ -62,7 +62,7 @@ def load_certificates(path: Path) -> list[Certificate]:
 def verify_timestamp(anchor: Anchor, roots: list[Certificate]) -> datetime | None:
     """Return the time in an anchor's time stamp, or None if it has none.
 
-    Raises: IntegrityFailure if the time stamp is of other bytes, or of another authority.
+    Raises: IntegrityFailure if the time stamp certifies other bytes, or comes from another authority.
     """
     if anchor.timestamp is None:
         return None

@@ -197,7 +197,7 @@ def runner(
 def runner_settings(
     session: Session, section: RunnerSection, protection: SurfaceProtection, *, dev: bool
 ) -> RunnerSettings:
-    """Return the settings of the runner; raise InvalidRequest for one that is invalid."""
+    """Return the settings of the runner; raise InvalidRequest for an invalid one."""
     if section.runner_id is None or section.proxy_id is None:
         raise InvalidSettings(
             "A runner needs a name of its own, and that of its proxy; set --runner-id and --proxy-id, or "

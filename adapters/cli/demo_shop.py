@@ -312,7 +312,7 @@ async def book(message: ReceivedMessage) -> None:
 
 def show_shop(session: Session) -> None:
     """Serve the console of the shop, which refuses all changes, until interrupted; then remove the shop."""
-    # It ends like an interrupt, which cancels what asyncio runs, so that the folder is removed.
+    # SIGTERM acts like an interrupt, which cancels asyncio's tasks, so that the folder is removed.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with TemporaryDirectory(prefix="postroom-demo-") as folder:
         store = str(Path(folder) / "shop.db")

@@ -320,7 +320,7 @@ def _settings(
 
 
 def _consumer(session: Session, name: str) -> "ConsumerDefinition":
-    """Return the consumer of that name, or without a name the only one that is defined."""
+    """Return the consumer of that name; without a name, return the only consumer that is defined."""
     from postroom.adapters.compose.brokers import ConsumerDefinition
 
     consumers = session.settings.sections["consumers"]

@@ -29,7 +29,7 @@ _own_levels: dict[str, int] = {}
 
 
 def read_levels(text: str) -> dict[str, str] | None:
-    """Return the level of each logger; None if the text is no list of levels such as `info,shop=debug`."""
+    """Return the level of each logger; None unless the text lists levels, as in `info,shop=debug`."""
     levels: dict[str, str] = {}
     for each in text.split(","):
         name, is_of_logger, level = each.rpartition("=")

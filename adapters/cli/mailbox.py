@@ -230,7 +230,7 @@ async def use_applied(
 ) -> AsyncIterator["StoreMailbox"]:
     """Use the mailbox as `Session.use_any` does; with `apply`, first make its settings equal to the file.
 
-    Raises: what `Session.use_any` raises; LosesData.
+    Raises: LosesData, and the errors of `Session.use_any`.
     """
     async with session.use_any(
         create=True, amnesia=amnesia, gives_settings=not apply, in_thread=in_thread

@@ -60,7 +60,7 @@ def publishing(
     ] = None,
     exchange: Annotated[
         str | None,
-        Option(metavar="NAME", help="Exchange of RabbitMQ; none is the default. [outbox.exchange]"),
+        Option(metavar="NAME", help="Exchange of RabbitMQ; default: its default exchange. [outbox.exchange]"),
     ] = None,
     format_: Annotated[
         FormatName | None, Option("--format", help="Form of the messages. [outbox.format]")
@@ -138,7 +138,7 @@ async def relay(
 class ConfiguredRelay:
     """The relay that `[messaging]` and `[outbox]` describe, in a process that does more than relay.
 
-    Raises: what `relay` does for settings that can't be used.
+    Raises: the errors of `relay` for settings that can't be used.
     """
 
     def __init__(self, session: Session) -> None:

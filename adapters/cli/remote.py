@@ -55,7 +55,7 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
 
     A server ignores the policies of topics in the settings file.
 
-    Raises: what `Session.use_any` and `connect_remote` raise.
+    Raises: the errors of `Session.use_any` and of `connect_remote`.
     """
     if not session.is_remote:
         async with session.use_any(create=create) as shared:

@@ -64,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def mailbox_settings(self) -> "SettingsChanges":
         """Return the settings of mailboxes that the file and the environment have, without defaults.
 
-        A new mailbox gets them, and one that exists must have them.
+        A new mailbox gets them, and an existing mailbox must have them.
         """
         from postroom.domain.settings import SettingsChanges
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from postroom.application.query_results import Moment
     from postroom.application.reports import RewindReport, SubscriptionReport
 
-Name = Annotated[str, Argument(help="Name of the subscription, which is also that of its topic.")]
+Name = Annotated[str, Argument(help="Name of the subscription, and of its topic.")]
 
 
 async def list_subscriptions(session: Session) -> None:

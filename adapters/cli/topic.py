@@ -235,7 +235,7 @@ async def _confirm(
 ) -> bool:
     """Return whether fields of a policy may be set; ask if something would be lost.
 
-    A server previews changes for those who may administer all its topics; others are not asked.
+    A server previews changes only for users who may administer all its topics; other users are not asked.
     """
     if yes:
         return True

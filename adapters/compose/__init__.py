@@ -187,8 +187,8 @@ async def open_mailbox(
             `nats://host,host,host/NAME`, in JetStream; or `memory:`, which is lost at the end.
         mailbox: `namespace@proxy`; created if it is missing.
         mode: `queue` or `archive`; None opens a mailbox in the mode it has, and creates a queue.
-        limits, default_policy: settings of a new mailbox. They are stored in it: one that exists must have
-            them, and None takes those that it has (ADR 0098); `set_settings` changes them.
+        limits, default_policy: settings of a new mailbox. They are stored in it: an existing mailbox must
+            have the same, and None takes its settings (ADR 0098); `set_settings` changes them.
         durability: `full` survives power cuts, `relaxed` only process crashes.
         wait_ms: how long to wait for the current owner to release it, in ms.
         archive: folder, or URL such as `s3://bucket/prefix`, for the records that retention removes, as
@@ -346,7 +346,7 @@ async def _close_log(log: EventLog) -> None:
 
 
 def make_search(store: Store, protection: MessageEncryption | None = None) -> Search | None:
-    """Return the search of a store's read models; None in memory, where there are none.
+    """Return the search of a store's read models; None for a store in memory, which has no read models.
 
     Arguments:
         protection: finds encrypted messages by their subjects.

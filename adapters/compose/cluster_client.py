@@ -48,8 +48,8 @@ async def connect_cluster(
 ) -> AsyncIterator[Mailbox]:
     """Use a mailbox of a cluster, or a namespace as one mailbox, for as long as the context lasts.
 
-    A proxy tells where the owners of mailboxes are; they are called directly, or through a proxy while that
-    fails. If a proxy does not answer, the client asks the next one.
+    A proxy returns the addresses of the owners of mailboxes; the client calls owners directly, or through a
+    proxy while that fails. If a proxy does not answer, the client asks the next one.
 
     Arguments:
         url: `postroom://PROXY,.../NAMESPACE` for all mailboxes of a namespace, or

@@ -297,8 +297,8 @@ def connect(
             opened, whoever owns it.
         durability, owner, archive, accept_clock, amnesia, listen, erasure: how this process opens the mailbox
             if it becomes the owner; see `open_mailbox`.
-        outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
-            can't be used is retried.
+        outboxes: see `open_mailbox`; if another process is the owner, it is asked to relay them, and retries
+            those that can't be used.
 
     Raises, when it is opened: SettingsConflict; InvalidRequest for an argument that is malformed, of a wrong
         type or out of range; Unavailable when the mailbox can't be used in time; ImplausibleClock as

@@ -92,7 +92,7 @@ class Erasures:
         return ErasurePreview(subject_of_name, messages, plaintext)
 
     def list_pending(self) -> list[Subject]:
-        """Return the subjects whose erasure is to be completed; see `EraseSubject.list_pending`."""
+        """Return the subjects whose erasure is incomplete; see `EraseSubject.list_pending`."""
         return self._erase.list_pending()
 
     async def erase(self, subject: Subject) -> ErasureRecord:

@@ -61,7 +61,7 @@ def export_messages(
 
     Arguments:
         store: path of a SQLite file, or `postgresql://` URL.
-        filter_: what to export.
+        filter_: selects the messages to export.
         format_: `parquet`, `csv` or `json`, a line for each message.
         file: target file, which afterwards contains the complete export or is unchanged; its folder is
             created if missing.

@@ -138,7 +138,7 @@ def _make_server(*arguments: Any) -> "AgentServer":
 def open_sources(
     store: str, mailbox: str, console: ConsoleSettings, keys: KeyRing | None = None
 ) -> Iterator[McpSources]:
-    """Open what the tools use besides the mailbox, for as long as the context lasts.
+    """Open the data sources of the tools, besides the mailbox, for as long as the context lasts.
 
     Raises: InvalidRequest for the settings of the console.
     """

@@ -150,8 +150,8 @@ async def open_monitored_relay(
     Arguments:
         target: where events are published; `topic` and `exchange` of the settings say at which name.
 
-    Raises: Unavailable when NATS or the store of a mailbox can't be used, InvalidRequest if the context is no
-        token of a subject, or the topic can't be filled in.
+    Raises: Unavailable when NATS or the store of a mailbox can't be used, InvalidRequest if the context can't
+        be a token of a subject, or a placeholder of the topic can't be filled in.
     """
     settings = settings or OutboxSettings()
     # Invalid settings fail before anything is connected.
@@ -273,8 +273,9 @@ async def open_monitored_capture(
         capture: the table, and its slot and publication.
         target: where events are published; `topic` and `exchange` of the settings say at which name.
 
-    Raises: Unavailable when NATS or the store of a mailbox can't be used, InvalidRequest if the context is no
-        token of a subject, the topic can't be filled in, or the table is the outbox table itself.
+    Raises: Unavailable when NATS or the store of a mailbox can't be used, InvalidRequest if the context can't
+        be a token of a subject, a placeholder of the topic can't be filled in, or the table is the outbox
+        table itself.
     """
     settings = settings or OutboxSettings()
     # Invalid settings fail before anything is connected.

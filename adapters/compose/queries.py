@@ -130,7 +130,7 @@ def read_mailbox(
         erasure: decrypts messages; without it, encrypted ones are returned as they are stored.
 
     Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
-        archive is of another store; BrokenLog when records are missing between archive and store.
+        archive belongs to another store; BrokenLog when records are missing between archive and store.
     """
     protection = None if erasure is None else open_protection(erasure)
     log = open_store(store).existing_log(check_mailbox(mailbox))

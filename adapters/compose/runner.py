@@ -30,7 +30,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 from postroom.domain.names import check_mailbox, check_member
 from postroom.domain.settings import SettingsChanges, changed_settings
 
-if TYPE_CHECKING:  # grpcio is an extra, and so is what ingestion needs
+if TYPE_CHECKING:  # grpcio and the packages of ingestion are extras
     from postroom.adapters.compose.ingest import Ingester, Namespace
     from postroom.adapters.grpc.handlers import MailboxHandlers
 
@@ -63,7 +63,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of a runner, and how it opens its mailboxes.
 
     Arguments:
-        runner, proxy: ids of the runner, and of the proxy that it belongs to.
+        runner, proxy: ids of the runner and of its proxy.
         mailboxes: mailboxes that it always tries to own.
         listen: `host:port` or `unix:path` of its gRPC server.
         address: address at which the other processes reach it; None takes `listen`.
@@ -147,7 +147,7 @@ class StoreHost(MailboxHost):
                     await ingestion.close()
 
     async def reload(self, settings: SettingsChanges) -> None:
-        """Open mailboxes with other settings, and change what differs in those that are open.
+        """Open mailboxes with these settings from now on, and apply changed settings to open mailboxes.
 
         A mailbox that refuses them, or would lose something by them, stays open with its former settings.
         """

@@ -161,7 +161,7 @@ def register(spark: "SparkSession") -> None:
 def _option(name: str, value: object) -> str:
     """Return the value of an option as text, as Spark's `options` does.
 
-    Raises: InvalidRequest when it is of another type than `OptionValue`.
+    Raises: InvalidRequest unless it is an `OptionValue`.
     """
     if isinstance(value, bool):
         return str(value).lower()

@@ -1,4 +1,4 @@
-"""Stores: what their addresses mean, and the keys that protect their data."""
+"""Stores: the meaning of their addresses, and the keys that protect their data."""
 
 import os
 from collections.abc import Callable, Sequence

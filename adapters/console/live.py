@@ -1,4 +1,4 @@
-"""Live parts of pages: server-sent events with what has changed since the last one."""
+"""Live parts of pages: server-sent events with the changes since the last event."""
 
 import re
 import zlib

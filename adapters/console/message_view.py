@@ -81,7 +81,7 @@ class MessageView(NamedTuple):
         omitted: number of events that are not in the timeline.
         dead_letterings: the latest ones.
         original_subject: the subject that it was ingested from; empty if it was sent directly.
-        copy_of: id of the message of which a subscription got this copy; empty for any other message.
+        copy_of: id of the original, if this message is a subscription's copy; empty for any other message.
         last_dead_lettering: None unless it is a dead letter.
     """
 

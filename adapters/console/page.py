@@ -229,7 +229,7 @@ class Page:
 
     @property
     def role(self) -> str:
-        """Return the role that the caller's widest operation stands for."""
+        """Return the role that corresponds to the caller's widest operation."""
         if self.may(Right.ADMIN):
             return "Administrator"
         if self.may(Right.REDRIVE):

@@ -190,7 +190,7 @@ def to_message(
     gets LF, unless all line ends of the original are CR LF.
 
     Arguments:
-        original, original_id: None for a message that is no copy of another one.
+        original, original_id: None for a message that does not copy another one.
         new_id: UUID of the message, so that a form that is submitted twice sends one message; None generates
             one.
 

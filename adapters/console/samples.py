@@ -32,7 +32,7 @@ class Counts(NamedTuple):
     """The topics of a mailbox with the numbers of their messages.
 
     Arguments:
-        backlog: facts about the mailbox, counted with the topics; its shards are those of one topic at most.
+        backlog: facts about the mailbox, counted with the topics; it has the shards of one topic at most.
         topics: all topics, also those without messages, sorted by name.
     """
 
@@ -79,7 +79,7 @@ class Samples:
             try:
                 sample = _sample(await self._measure())
                 self._previous = self._ring[-1] if self._ring else None
-                if self._previous is not None:  # rates of topics are those of the last two samples
+                if self._previous is not None:  # rates of topics need only the last two samples
                     self._ring[-1] = self._previous._replace(topics={})
                 self._ring.append(sample)
             except (PostroomError, TimeoutError):

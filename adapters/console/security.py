@@ -293,7 +293,7 @@ class Shell:
         return HTMLResponse(text, error.status)
 
     def make_app(self, routes: Sequence[BaseRoute]) -> Starlette:
-        """Return an application whose error pages are those of the console."""
+        """Return an application with the console's error pages."""
         handlers: Any = dict.fromkeys((404, 405), self.show_routing_error)
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False

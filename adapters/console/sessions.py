@@ -29,7 +29,7 @@ class BrowserSession(msgspec.Struct, eq=False):
         csrf: CSRF token that each form contains.
         last_used, started: seconds of the monotonic clock.
         id: identifier for administrators, which grants no access.
-        principal: to whom the token was issued; None without a token.
+        principal: principal of the token; None without a token.
         capability: root nonce of the token, in hex; empty without a token.
         streams: number of open event streams.
         notices: sentences that the next page shows.

@@ -1,4 +1,4 @@
-"""Snippets of shell and Python code that read a message or send it again, to be copied and pasted.
+"""Snippets of shell and Python code, for copying and pasting, that read a message or send it again.
 
 They contain no token, but read it from the environment variable `POSTROOM_TOKEN`.
 """

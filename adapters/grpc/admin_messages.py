@@ -126,7 +126,7 @@ def read_lease(message: pb.Lease) -> LeaseSummary:
 
 
 def write_member(member: Member) -> pb.Member:
-    """Return a proxy or runner as a message; one that did not register with this admin has the age -1."""
+    """Return a proxy or runner as a message; the age is -1 if it did not register with this admin."""
     return pb.Member(
         id=member.id,
         kind=member.kind,

@@ -240,7 +240,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         return self._local is not None and mailbox in self._local.names
 
     async def _forward(self, call: ForwardedCall, send: Send) -> bytes | None:
-        """Send a call to the owner of its mailbox, and once more if it turns out to be another one.
+        """Send a call to the owner of its mailbox, and once more if the mailbox has another owner by then.
 
         Raises: AioRpcError for a status that the caller gets unchanged, or a PostroomError.
         """

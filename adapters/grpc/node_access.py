@@ -51,7 +51,7 @@ class NodeNames(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class NodeAccess:
-    """Credentials of a process of the cluster, for the calls that it makes and those that it serves.
+    """Credentials of a process of the cluster, for the calls that it makes and serves.
 
     Arguments:
         token: secret that all processes of the cluster share; None neither sends a token nor asks for one.
@@ -97,8 +97,8 @@ class NodeAccess:
     def open_owner_channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel to the owner of a mailbox, with a connection of its own.
 
-        Raises: Unavailable when the host is no runner or proxy that the settings name: TLS proves only that
-            the server has the name in its address, and a client's certificate may have that name.
+        Raises: Unavailable when the host is not a runner or proxy that the settings name: TLS proves only
+            that the server has the name in its address, and a client's certificate may have that name.
         """
         if not self.is_node(address, ("runner", "proxy")):
             raise Unavailable(

@@ -321,7 +321,7 @@ async def refuse(context: Context, failure: PostroomError, caller: Mapping[str, 
 
 
 def forwarded_metadata(pairs: Metadata, mailbox: str) -> Metadata:
-    """Return the metadata with which a call is forwarded: its own, the mailbox, and that it is forwarded."""
+    """Return the metadata of a forwarded call: its own, the mailbox, and a mark that it was forwarded."""
     return (*_passed_on(pairs), (MAILBOX_KEY, write_text(mailbox)), (FORWARDED_KEY, "1"))
 
 

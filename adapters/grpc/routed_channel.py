@@ -90,7 +90,7 @@ class OwnerRoutes:
         self._forgotten.add(mailbox)
 
     def avoid(self, target: Target, mailbox: str) -> None:
-        """Call another server for a mailbox than the one that did not answer."""
+        """Avoid a server that did not answer in later calls for a mailbox."""
         self.forget(mailbox)
         if target.address in self._proxies:
             self._rotate(target.address)
@@ -249,7 +249,7 @@ class RoutedChannel:
         return False
 
     def avoid(self, target: Target) -> None:
-        """Call another server than one that is silent."""
+        """Avoid a silent server in later calls."""
         self._routes.avoid(target, self._mailbox)
 
     def moving(self) -> Unavailable:

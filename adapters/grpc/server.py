@@ -40,7 +40,7 @@ OPTIONS = [
     ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.so_reuseport", 0),  # refuses a second server on the port, which would get half of the calls
-    # A client that is gone or paused is noticed within 15 s, and what it received is ready again.
+    # Detect a gone or paused client within 15 s, and make its messages ready again.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),

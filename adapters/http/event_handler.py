@@ -205,7 +205,7 @@ class HttpEventHandler:
             return [answer] * len(batch), True
         status, content, retry_after = answer
         if status != 200:
-            # Even 422 is no verdict about a message: a handler that expects no array may answer so.
+            # Even 422 says nothing about a single message: a handler that expects no array may answer it.
             failure = classify_response(500, _shorten(content), retry_after)
             reason = (failure.reason or "").replace("HTTP 500", f"HTTP {status}", 1)
             failure = msgspec.structs.replace(failure, reason=reason)

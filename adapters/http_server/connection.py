@@ -113,7 +113,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the deadlines and tell the request in progress."""
+        """Cancel the deadlines, and notify the request in progress."""
         super().connection_lost(exc)
         self._refused.discard(self)
         self._unauthenticated.discard(self)
@@ -230,7 +230,7 @@ class HttpConnection(HttpToolsProtocol):
     # -- requests ---
 
     def _start_cycle(self) -> None:
-        """Start to answer the request by ASGI, with what has come of its body."""
+        """Start to answer the request by ASGI, with the part of its body that has arrived."""
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         pieces, self._pieces = self._pieces or (), None
         super().on_message_begin()
@@ -265,7 +265,7 @@ class HttpConnection(HttpToolsProtocol):
     def _decline_upgrade(self, rest: bytes) -> bytes:
         """Return the request without its upgrade, to be parsed again (RFC 9110, 7.8).
 
-        The parser takes what follows the header for another protocol, although it may be a body.
+        The parser treats bytes after the header as another protocol, although they may be a body.
         """
         parser = self.parser
         if parser.get_method() == b"CONNECT":

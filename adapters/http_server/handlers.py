@@ -119,7 +119,7 @@ class HttpMessageStream:
                 heartbeat_at = now + heartbeat
 
     async def _next(self, window: DeliveryWindow, seconds: float) -> list[ReceivedMessage]:
-        """Return the next messages; none after some seconds.
+        """Return the next messages; an empty list after some seconds.
 
         Raises: Unauthenticated, or whatever the caller's session refuses a receive with.
         """

@@ -33,7 +33,7 @@ class Mount(NamedTuple):
         prefix: the path, such as `/console`, without a slash at its end.
         open: opens the ASGI application of a service, for as long as the context lasts; its second argument
             says whether clients use TLS.
-        is_alone: serve nothing else: neither the calls of the HTTP interface nor its state.
+        is_alone: whether to serve nothing else: neither the calls of the HTTP interface nor its state.
         is_for_programs: whether only programs call it, and no web page may; else browsers show it, and send
             its own forms.
     """

@@ -69,7 +69,7 @@ class Bodies:
         holder.held += count
 
     async def read(self, holder: Holder, receive: Any) -> bytes:
-        """Return a body by the messages of ASGI; one that is too large is never held in memory.
+        """Return a body by the messages of ASGI; a body that is too large is never held in memory.
 
         Raises: as `take`; ClientGone.
         """

@@ -23,7 +23,7 @@ class Call(msgspec.Struct):
         path: values of the path's placeholders.
         query: the parameters, as the route's type.
         body: the body, as the route's type; None without one.
-        connection: the client's connection, whose end cancels what waits for the client.
+        connection: the client's connection; its end cancels waits on behalf of the client.
         open_session: opens the session again, which fails once the token has expired or is revoked.
         caller: the session with which the request was accepted; None for a public route.
     """
@@ -84,7 +84,7 @@ class HttpRoute(NamedTuple):
         body: type of the JSON body; None if it takes none.
         query: struct of the query parameters; None if it takes none.
         answer: type of the JSON answer, or a tuple of them; the media type of another one.
-        refusals: error statuses of this route, besides those of every route.
+        refusals: error statuses of this route, in addition to the common ones.
         examples: of body and answer.
         is_public: whether it needs no token.
         takes_cloud_events: whether its body may also be a CloudEvent, which becomes a `NewMessage`.

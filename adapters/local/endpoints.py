@@ -67,7 +67,7 @@ def issue_certificate() -> tuple[ssl.SSLContext, str]:
 def trust_certificate(certificate: str) -> ssl.SSLContext:
     """Return the TLS context of a client that accepts this certificate and no other.
 
-    Raises: Unavailable when it is no certificate.
+    Raises: Unavailable when it is not a certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context)
@@ -242,7 +242,7 @@ class LocalEndpoint(Endpoint):
         return is_own_or_root(connected)
 
     async def incumbent(self) -> str | None:
-        """Compare the ownership with the one that the socket was created for; see `Endpoint.incumbent`."""
+        """Compare the ownership with the ownership of the socket's creator; see `Endpoint.incumbent`."""
         incumbent = await self._ownership.incumbent(self._mailbox)
         # The owner may use another path of the folder.
         if incumbent is None or os.path.basename(self._bound_at) != bound_path(self._path, incumbent).name:

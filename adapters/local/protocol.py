@@ -256,7 +256,7 @@ def read_stream(body: msgspec.Raw) -> bytes:
 
 
 def read_outboxes(body: msgspec.Raw) -> list[str]:
-    """Return the addresses of outboxes to be relayed; raises as `read_commands`."""
+    """Return the addresses of outboxes to relay; raises as `read_commands`."""
     return [check_path("An outbox", address) for address in _read(_READ_TEXTS, body)]
 
 

@@ -284,7 +284,7 @@ class RemoteServer:
         return self._server.make_connection()
 
     async def redeem(self, ticket: bytes) -> bool:
-        """Return whether a ticket is valid; log one that is not."""
+        """Return whether a ticket is valid; log an invalid one."""
         try:
             is_valid = await self._directory.redeem_ticket(self._mailbox, ticket)
         except PostroomError as error:

@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class StalePreview(Rejected):
-    """What a command would change is not what its preview showed."""
+    """The changes of a command differ from its preview."""
 
     code = "E_STALE_PREVIEW"
     status = 409

@@ -246,7 +246,7 @@ class Writer:
 
 @contextmanager
 def standard_streams() -> Iterator[tuple[Lines, Writer]]:
-    """Yield standard input and output; meanwhile what else the process prints goes to standard error."""
+    """Yield standard input and output; meanwhile, everything else that is printed goes to standard error."""
     received, sent = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -28,7 +28,7 @@ class McpSettings(msgspec.Struct, frozen=True, kw_only=True):
     Arguments:
         allow: commands that are tools if the caller's capability permits them: some of `redrive`, `cancel`
             and `pause`. None allows all that the capability permits, and no command to callers without one.
-        max_calls: calls at a time over HTTP; others are refused.
+        max_calls: calls at a time over HTTP; further calls are refused.
     """
 
     allow: tuple[str, ...] | None = None

@@ -1,6 +1,6 @@
 """Tools of agents, derived from the table of operations.
 
-No text of a tool depends on what a mailbox holds.
+No text of a tool depends on the contents of a mailbox.
 """
 
 import inspect
@@ -51,7 +51,7 @@ Cursor = Annotated[Text | None, Meta(description="`next_cursor` of the previous 
 
 
 class Call(NamedTuple):
-    """A call of a tool: the caller's session, and what tools use besides it."""
+    """A call of a tool: the caller's session, and the data sources of tools."""
 
     session: Session
     service: Service
@@ -62,7 +62,7 @@ class Tool(NamedTuple):
     """A tool.
 
     Arguments:
-        name, description: what agents are told.
+        name, description: name and description for agents.
         right: right that a caller needs for the tool to be listed; the mailbox checks each call.
         request: struct of the arguments.
         run: answers a call.

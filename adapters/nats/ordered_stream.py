@@ -76,7 +76,7 @@ class JetStreamOrderedStream:
         if not self._ahead:
             fetched = await self._source.fetch(limit, wait_ms)
             self._ahead = {int(message.sequence): message for message in fetched}
-        # With nothing delivered, a look into the stream shows whether others have what comes next.
+        # If nothing was delivered, a look into the stream shows whether other workers have the next messages.
         is_idle = not self._ahead
         if any(at <= after for at in self._ahead):
             # Sequences begin again in a new stream, whose messages must not be taken for old ones.

@@ -87,7 +87,7 @@ def check_content(mailbox: str, file: Part, entry: Entry) -> None:
 
 
 def changed(path: str, entry: Entry) -> BrokenLog:
-    """Return the error for a file that is not the one that was written."""
+    """Return the error for a file that was changed after it was written."""
     return BrokenLog(
         f"The archive file {path} of positions {entry.first} to {entry.last} is not the one that the "
         f"{MANIFEST} beside it lists: it was altered. Restore it from a backup.",

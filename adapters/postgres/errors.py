@@ -75,7 +75,7 @@ def describe(error: psycopg.Error, url: str) -> Unavailable:
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Return whether an error means that there is no connection to the server, or none any more."""
+    """Return whether an error means that a connection to the server could not be made, or was lost."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
     return error.sqlstate.startswith(_NO_CONNECTION)

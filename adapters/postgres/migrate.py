@@ -108,7 +108,7 @@ def apply_within(connection: Connection, url: str, set_: str) -> list[Migration]
 def check(url: str, set_: str) -> None:
     """Check that a database has all migrations of a set.
 
-    Raises: UnusableServer when migrations are missing, UnusableStore when they are of another version.
+    Raises: UnusableServer when migrations are missing, UnusableStore when they belong to another version.
     """
     with closing(connect(url, "postroom")) as connection:
         check_connection(connection, url, set_)
@@ -166,7 +166,7 @@ def _grant(connection: Connection, url: str, set_: str, role: str) -> None:
     ((quoted, schema, owner),) = connection.execute(_SQL["schema"], argument).fetchall()
     if role == owner:
         return
-    # Where the schema is shared with the tables of a service, only those of the set are granted.
+    # In a schema shared with the tables of a service, grant privileges only on the tables of the set.
     tables = None if set_ in SCHEMAS else _created(set_)
     parts = {
         "role": sql.Identifier(role),

@@ -97,7 +97,7 @@ def url(scheme: str, address: Address, port: int) -> str:
     """Return the URL of an address that is served, such as `http://127.0.0.1:8080` or `http+unix:/path`.
 
     Arguments:
-        port: the one that was bound.
+        port: port that was bound.
     """
     if address.is_unix:
         return f"{scheme}+{address.text}"

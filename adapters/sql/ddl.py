@@ -120,7 +120,7 @@ def replace_views(models: Mapping[str, int], dialect: Dialect) -> list[str]:
         if dialect is SQLITE or model not in models:
             run.append(f"DROP VIEW IF EXISTS {name}")
         if model in models:
-            # Unlike a view that is created again, one that is replaced keeps the rights granted on it.
+            # Replaced views, unlike views that are dropped and created, keep the privileges granted on them.
             create = "CREATE VIEW" if dialect is SQLITE else "CREATE OR REPLACE VIEW"
             columns = ", ".join(
                 _view_column(model, each, dialect) for each in load_projections()[model].columns

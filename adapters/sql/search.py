@@ -295,7 +295,8 @@ class SearchQuery:
         table, messages = branch.table, self._messages
         checks = list(self._checks(lead))
         if table is not messages and checks:
-            # Not a join: PostgreSQL takes several checks for so selective that it would scan all messages.
+            # Not a join: PostgreSQL overestimates the selectivity of several checks, and would scan all
+            # messages.
             message = select(and_(*checks)).where(messages.c.id == table.c.id)
             checks = [message.correlate(table).scalar_subquery()]
         rows = select(table.c.timestamp, table.c.id)

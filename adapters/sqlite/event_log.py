@@ -314,7 +314,7 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def mailbox_names(path: str | Path) -> list[str]:
-    """Return the names of the mailboxes in a store, sorted; none when the file does not exist.
+    """Return the names of the mailboxes in a store, sorted; empty when the file does not exist.
 
     Raises: Unavailable when the file is not a store.
     """

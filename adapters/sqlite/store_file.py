@@ -178,7 +178,7 @@ def _is_locked(descriptor: int, start: int, end: int) -> bool:
 
 
 def _mount_id(path: Path) -> str | None:
-    """Return the id of the mount that a path leads to, or None where the system does not tell."""
+    """Return the id of the mount that a path leads to, or None if the system does not report it."""
     # Closing an O_PATH descriptor does not end the locks of this process; closing any other would.
     flag = getattr(os, "O_PATH", None)
     if flag is None:

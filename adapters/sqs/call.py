@@ -1,4 +1,4 @@
-"""A call of an action: the mailbox of its caller, and what the actions have in common."""
+"""A call of an action: the mailbox of its caller, and functions that actions share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +31,7 @@ class Call(NamedTuple):
     closed: asyncio.Event
 
     async def queue(self, url: str) -> Queue:
-        """Return the queue of a URL; raise SqsError for one that does not exist."""
+        """Return the queue of a URL; raise SqsError if it does not exist."""
         if not url:
             raise missing("QueueUrl")
         try:
@@ -43,7 +43,7 @@ class Call(NamedTuple):
         return await self.find(name)
 
     async def find(self, name: str) -> Queue:
-        """Return a queue; raise SqsError for one that does not exist or that the caller may not know."""
+        """Return a queue; raise SqsError if it does not exist or the caller may not know it."""
         self.check_covered(name)
         return find_queue(await self.service.mailbox.get_settings(), name)
 

@@ -81,7 +81,7 @@ def invalid_attribute(name: str, reason: str = "") -> SqsError:
 
 
 def unsupported(message: str) -> SqsError:
-    """Return the error of what this server does not do."""
+    """Return the error for a feature that this server does not support."""
     return SqsError("UnsupportedOperation", message)
 
 

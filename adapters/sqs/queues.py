@@ -47,7 +47,7 @@ VISIBLE: Final = "ApproximateNumberOfMessages"
 
 
 async def create_queue(call: Call, request: CreateQueue) -> QueueUrl:
-    """Create a queue; one that exists must have the given attributes."""
+    """Create a queue; an existing queue must have the given attributes."""
     name = request.queue_name
     if not name:
         raise missing("QueueName")

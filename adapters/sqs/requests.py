@@ -27,7 +27,7 @@ class QueueRequest(Request, frozen=True):
 
 
 class CreateQueue(Request, frozen=True):
-    """Queue to be created."""
+    """Request to create a queue."""
 
     queue_name: str = ""
     attributes: dict[str, str] = {}
@@ -35,14 +35,14 @@ class CreateQueue(Request, frozen=True):
 
 
 class GetQueueUrl(Request, frozen=True):
-    """Queue whose URL is returned."""
+    """Request for the URL of a queue."""
 
     queue_name: str = ""
     queue_owner_a_w_s_account_id: str | None = field(name="QueueOwnerAWSAccountId", default=None)
 
 
 class ListQueues(Request, frozen=True):
-    """Page of the queues to be listed."""
+    """Request for a page of queues."""
 
     queue_name_prefix: str = ""
     max_results: int | None = None
@@ -50,32 +50,32 @@ class ListQueues(Request, frozen=True):
 
 
 class ListSources(QueueRequest, frozen=True):
-    """Page of the source queues of a dead-letter queue to be listed."""
+    """Request for a page of the source queues of a dead-letter queue."""
 
     max_results: int | None = None
     next_token: str | None = None
 
 
 class GetQueueAttributes(QueueRequest, frozen=True):
-    """Attributes to be returned."""
+    """Request for attributes of a queue."""
 
     attribute_names: list[str] = []
 
 
 class SetQueueAttributes(QueueRequest, frozen=True):
-    """Attributes to be changed."""
+    """Request to change attributes of a queue."""
 
     attributes: dict[str, str] = {}
 
 
 class TagQueue(QueueRequest, frozen=True):
-    """Tags to be set."""
+    """Request to set tags."""
 
     tags: dict[str, str] = {}
 
 
 class UntagQueue(QueueRequest, frozen=True):
-    """Tags to be removed."""
+    """Request to remove tags."""
 
     tag_keys: list[str] = []
 
@@ -91,7 +91,7 @@ class Attribute(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, r
 
 
 class NewMessage(Request, frozen=True):
-    """Message to be sent."""
+    """Message to send."""
 
     message_body: str = ""
     delay_seconds: int | None = None
@@ -102,25 +102,25 @@ class NewMessage(Request, frozen=True):
 
 
 class SendMessage(NewMessage, frozen=True):
-    """Message to be sent to a queue."""
+    """Request to send a message to a queue."""
 
     queue_url: str = ""
 
 
 class SendEntry(NewMessage, frozen=True):
-    """Message of a batch to be sent."""
+    """Message of a batch to send."""
 
     id: str = ""
 
 
 class SendMessageBatch(QueueRequest, frozen=True):
-    """Messages to be sent."""
+    """Request to send messages."""
 
     entries: list[SendEntry] = []
 
 
 class ReceiveMessage(QueueRequest, frozen=True):
-    """Messages to be received."""
+    """Request to receive messages."""
 
     attribute_names: list[str] = []
     message_system_attribute_names: list[str] = []
@@ -132,26 +132,26 @@ class ReceiveMessage(QueueRequest, frozen=True):
 
 
 class DeleteMessage(QueueRequest, frozen=True):
-    """Message to be deleted."""
+    """Request to delete a message."""
 
     receipt_handle: str = ""
 
 
 class DeleteEntry(Request, frozen=True):
-    """Message of a batch to be deleted."""
+    """Message of a batch to delete."""
 
     id: str = ""
     receipt_handle: str = ""
 
 
 class DeleteMessageBatch(QueueRequest, frozen=True):
-    """Messages to be deleted."""
+    """Request to delete messages."""
 
     entries: list[DeleteEntry] = []
 
 
 class ChangeMessageVisibility(DeleteMessage, frozen=True):
-    """Message whose visibility timeout is changed."""
+    """Request to change the visibility timeout of a message."""
 
     visibility_timeout: int | None = None
 
@@ -163,13 +163,13 @@ class VisibilityEntry(DeleteEntry, frozen=True):
 
 
 class ChangeMessageVisibilityBatch(QueueRequest, frozen=True):
-    """Messages whose visibility timeouts are changed."""
+    """Request to change the visibility timeouts of messages."""
 
     entries: list[VisibilityEntry] = []
 
 
 class StartMessageMoveTask(Request, frozen=True):
-    """Dead-letter queue whose messages are moved."""
+    """Request to move the messages of a dead-letter queue."""
 
     source_arn: str = ""
     destination_arn: str | None = None
@@ -177,14 +177,14 @@ class StartMessageMoveTask(Request, frozen=True):
 
 
 class ListMessageMoveTasks(Request, frozen=True):
-    """Dead-letter queue whose move tasks are listed."""
+    """Request for the move tasks of a dead-letter queue."""
 
     source_arn: str = ""
     max_results: int | None = None
 
 
 class CancelMessageMoveTask(Request, frozen=True):
-    """Move task to be cancelled."""
+    """Request to cancel a move task."""
 
     task_handle: str = ""
 

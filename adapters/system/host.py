@@ -43,7 +43,7 @@ def host_checks() -> list[Check]:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Find the versions of Postroom and what it runs on."""
+    """Find the versions of Postroom, and of the systems that it runs on."""
     names = f"Postroom {own_version()}, Python {platform.python_version()}"
     yield Finding("versions", "ok", f"{names}, SQLite {sqlite3.sqlite_version}")
 

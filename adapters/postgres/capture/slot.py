@@ -61,7 +61,7 @@ class ReplicationSlot:
             return True
 
     async def check(self) -> CapturedTable:
-        """Return what a reader must know of the table.
+        """Return the facts about the table that a reader needs.
 
         Raises: InvalidRequest if slot, publication or table can't be used as configured, NotFound if there is
             no slot or publication, Unavailable when the database can't be used.
@@ -108,7 +108,7 @@ class ReplicationSlot:
         )
 
     async def _describe(self, connection: AsyncConnection) -> CapturedTable | None:
-        """Return what a reader must know of the table; None if the publication is missing."""
+        """Return the facts about the table that a reader needs; None if the publication is missing."""
         settings = self._settings
         schema, name = settings.schema_and_name
         where, table = shown(self._url), f"{schema}.{name}"

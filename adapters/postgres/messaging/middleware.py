@@ -68,11 +68,11 @@ def acknowledge(
 ) -> Callable[[Handler], Callable[[SourceMessage], Awaitable[None]]]:
     """Acknowledge each message if the inner handler succeeds; otherwise nack it with a backoff.
 
-    Messages are not dead-lettered: one that always fails is redelivered up to the consumer's limit. For dead
-    letters, use `postroom inbox consume`.
+    Messages are not dead-lettered: a message that always fails is redelivered up to the consumer's limit. For
+    dead letters, use `postroom inbox consume`.
 
     Arguments:
-        source: what delivered the message.
+        source: source that delivered the message.
         policy: number and spacing of attempts; None takes the defaults.
     """
     bounds = policy or DeliveryPolicy()
