@@ -167,7 +167,7 @@ class Confirmed(NamedTuple):
 
 def _not_a_preview() -> InvalidRequest:
     return InvalidRequest(
-        "No preview of this command with these arguments returned this confirm; preview it, and use its "
+        "This confirm belongs to no preview of this command with these arguments; preview it, and use its "
         "confirm."
     )
 
