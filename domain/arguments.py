@@ -1,6 +1,6 @@
 """Checks of the values that callers pass: their type, range and length.
 
-Types are checked exactly: a stored value must read back unchanged, which an instance of a subclass may not. A
+Types are checked exactly, because an instance of a subclass may not read back unchanged from a store: a
 driver may store `True` as 1, and an enum member by its name.
 """
 

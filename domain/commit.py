@@ -23,7 +23,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class EventColumns(Sequence[Event]):
-    """Events of one type and one log time by column, which make an event when a caller asks for it.
+    """Events of one type and one log time, by column; an event is made when a caller asks for it.
 
     Arguments:
         type: of the events.
@@ -90,8 +90,8 @@ def by_column(parts: EventParts) -> list[EventColumns]:
 class IndexEntry(msgspec.Struct, frozen=True, gc=False, order=True):
     """Entry of a log's index: where to find the events of a stream.
 
-    Every event of the mailbox itself has an entry. A message has one, for its `MessageSent`; its later events
-    are found from there on, or backwards from `last`.
+    Every event of the mailbox itself has an entry. A message has one, for its `MessageSent`; readers find its
+    later events by reading on from there, or backwards from `last`.
 
     Arguments:
         stream, version: of the event; a log has each pair once.

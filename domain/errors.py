@@ -29,7 +29,7 @@
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
         ├── UnusableServer         503 E_UNAVAILABLE, until rights, settings or tables are changed
-        │   └── UnusableStore      503 E_STORE, until its format, its file or its owner is another one
+        │   └── UnusableStore      503 E_STORE, until the store's format or file is mended
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -229,7 +229,7 @@ class WrongOwner(Rejected):
 
 
 class StaleMembers(Rejected):
-    """A call chose its mailbox among fewer members of the namespace than the mailbox knows of."""
+    """The caller chose a mailbox from a list of the namespace's mailboxes that lacks newer ones."""
 
     code = "E_STALE_MEMBERS"
     status = 421
@@ -356,7 +356,7 @@ class MailboxOwned(Unavailable):
 
 
 class DuplicateRecord(Unavailable):
-    """An append had a record of a version that its stream already has; nothing was appended."""
+    """An append had a record whose version its stream already has; nothing was appended."""
 
 
 class WrongPosition(Unavailable):

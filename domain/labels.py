@@ -16,7 +16,8 @@ MAX_LABEL_CHARS = 4_096
 Labels = Mapping[str, Mapping[str, str]]
 """Labels by topic."""
 LabelChanges = Mapping[str, Mapping[str, str | None] | None]
-"""Changes of labels by topic: None in place of a value removes the label, in place of labels all of them."""
+"""Changes of labels by topic: None as a value removes the label; None as the labels of a topic removes them
+all."""
 
 
 def check_labels(labels: Any, most: int = MAX_COUNT) -> dict[str, dict[str, str | None] | None]:

@@ -127,7 +127,7 @@ class MessageRequeued(Event, frozen=True, gc=False):
     """The delivery failed, timed out or was released; the message may be delivered again from `due` on.
 
     Arguments:
-        attempt: of the deliveries that count; one that was released does not.
+        attempt: number of deliveries that count as attempts; a released one does not.
     """
 
     attempt: int

@@ -216,7 +216,7 @@ def expire(
     note: str | None = None,
     principal: str | None = None,
 ) -> MessageExpired:
-    """Remove a message, or one that is sent with it, leaving an event in the log (svc-mailbox I-14)."""
+    """Remove a message, stored or sent in the same commit; its event stays in the log (svc-mailbox I-14)."""
     return MessageExpired(message.stream, message.version + 1, now, reason, note, principal)
 
 

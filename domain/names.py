@@ -1,4 +1,4 @@
-"""Names of mailboxes, topics and members of a cluster, message ids, and the 16-byte stream ids of them."""
+"""Names of mailboxes, topics and members of a cluster, message ids, and their 16-byte stream ids."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -160,8 +160,8 @@ def message_stream(mailbox: str, message_id: object, topic: str | None = None) -
     Only the canonical spelling of a UUID is recognised, so that every id has exactly one spelling.
 
     Arguments:
-        topic: of an id that is unique in its topic only, as senders have that are limited to topics (ADR
-            0106). Its stream id begins like the other one, and has a variant that libraries never give a
+        topic: topic of an id that is unique only there, as ids of senders limited to topics are (ADR 0106).
+            Its stream id begins like the one without a topic, and has a variant that libraries never give a
             UUID.
 
     Raises: InvalidRequest unless the id is text of 1 to 255 characters.
@@ -190,7 +190,7 @@ def _topic_stream(stream: bytes, mailbox: str, text: str, topic: str) -> bytes:
 
 
 def job_of_topics(mailbox: str, job_id: str, topics: Sequence[str]) -> str:
-    """Return the id of a redrive job on topics to whose starter, limited to them, it is known by another id.
+    """Return the id of a redrive job whose starter, limited to these topics, knows it as `job_id`.
 
     Raises: InvalidRequest unless `job_id` is a UUID.
     """
@@ -199,10 +199,10 @@ def job_of_topics(mailbox: str, job_id: str, topics: Sequence[str]) -> str:
 
 
 def topic_streams(stream: bytes) -> tuple[bytes, bytes]:
-    """Return the first and the last stream id that messages with an id can have whose ids are of a topic.
+    """Return the first and the last stream id that an id can have which is unique only in its topic.
 
     Arguments:
-        stream: of the id, without a topic; see `message_stream`.
+        stream: stream id of the id without a topic; see `message_stream`.
     """
     return stream[:8] + bytes([_TOPIC_VARIANT]) + bytes(7), stream[:8] + b"\xff" * 8
 
@@ -244,7 +244,7 @@ def copy_stream(subscription: bytes, rewinds: int, stream: bytes) -> bytes:
     """Return the stream id of the copy of a message that a subscription gets after a number of rewinds.
 
     Arguments:
-        subscription: stream id of the subscription, which senders can't guess, so that none takes the id.
+        subscription: stream id of the subscription; senders can't guess it, so none can take the copy's id.
         stream: of the message.
     """
     return _name_based(f"{subscription.hex()} {rewinds} {stream.hex()}")
@@ -254,7 +254,7 @@ def tick_stream(schedule: bytes, tick: int) -> bytes:
     """Return the stream id of the message that a schedule sends at a tick.
 
     Arguments:
-        schedule: stream id of the schedule, which senders can't guess, so that none takes the id.
+        schedule: stream id of the schedule; senders can't guess it, so none can take the message's id.
         tick: log time, µs.
     """
     return _name_based(f"{schedule.hex()} at {tick}")
@@ -266,7 +266,7 @@ def b3(digest: bytes) -> str:
 
 
 def is_glob(pattern: str) -> bool:
-    """Return whether a section is of the topics that match a glob, not of one topic."""
+    """Return whether the name of a section is a glob rather than the name of one topic."""
     return "*" in pattern
 
 

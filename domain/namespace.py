@@ -19,7 +19,7 @@ from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import check_mailbox, check_member
 
 RESERVED_TOPIC = "$members"
-"""Of the topic with the records of members, which callers of a namespace don't see, and of their ids."""
+"""Topic with the records of members, which callers of a namespace don't see, and prefix of their ids."""
 
 
 class MembersRecord(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class MembersRecord(msgspec.Struct, frozen=True):
 
     @property
     def generation(self) -> int:
-        """Return the number of members: it identifies them, since members are only added, in one order."""
+        """Return the number of members: it identifies the list, as members are only added, in one order."""
         return len(self.members)
 
 
@@ -75,8 +75,8 @@ def find_predecessors(mailbox: str, histories: Histories) -> dict[str, int]:
 def undrained_topics(counts: Iterable[TopicCount], cutoff: int) -> set[str]:
     """Return the topics with messages of up to a log time (µs) that were never delivered.
 
-    Once nothing of a topic is ready, all that was sent before was delivered or is delayed. A message that was
-    delivered and comes back is not waited for: within one mailbox, too, it comes after its successors.
+    Once a topic has no ready message, every message sent before was delivered or is delayed. Nobody waits for
+    a delivered message that returns to its queue: within one mailbox, too, it comes after its successors.
     """
     return {
         row.topic for row in counts if row.ready and row.oldest_at is not None and row.oldest_at <= cutoff
@@ -104,11 +104,11 @@ def name_fixed_members(namespace: str, count: int) -> tuple[str, ...]:
 def find_fixed_members(mailboxes: Iterable[str], namespace: str) -> tuple[str, ...]:
     """Return the mailboxes of a namespace in one store, sorted; none if it was not created.
 
-    The name of each tells the names of all, also of mailboxes that an interrupted creation did not create. A
-    mailbox with an impossible number, such as `acme@9-of-2`, is not one of them.
+    The name of any of them tells the names of all, including mailboxes that an interrupted creation left out.
+    A mailbox with an impossible number, such as `acme@9-of-2`, is not one of them.
 
     Arguments:
-        mailboxes: of the store.
+        mailboxes: names of the store's mailboxes.
 
     Raises: InvalidRequest when they were created with different numbers.
     """

@@ -233,7 +233,7 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
 def record_of(
     event: OutboxEvent, now: int, kind: type[OutboxEventRecorded] = OutboxEventRecorded
 ) -> OutboxEventRecorded:
-    """Return the event of a history that has the whole state of an event, with its version."""
+    """Return the event that starts a history with the whole state of an outbox event, at its version."""
     return kind(
         event.id.bytes,
         event.version,

@@ -70,10 +70,11 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             no limit.
         rate, rate_per_key: deliveries in each `rate_period_ms`, of the topic and of each sticky key; 0 for no
             limit.
-        shared_limits: whether `max_in_flight` and `rate` are of all topics together to which the same section
-            gives this field, and which have the same values of both (ADR 0117).
-        rate_period_ms: the period in which they are counted.
-        rate_burst: deliveries that either of them allows at once after a pause; 0 for as many as in a period.
+        shared_limits: whether topics share `max_in_flight` and `rate`: all that get this field from the same
+            section and have the same values of both (ADR 0117).
+        rate_period_ms: the period of `rate` and `rate_per_key`.
+        rate_burst: deliveries that each of these rates allows at once after a pause; 0 for as many as in a
+            period.
         subscriptions_only: whether messages go to subscriptions only, and are archived in the topic itself
             instead of waiting there (ADR 0119).
     """

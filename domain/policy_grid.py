@@ -13,7 +13,7 @@ MAX_POLICIES = 60
 """Maximum number of policies in a grid; each has a bit of an integer."""
 
 Effect = Literal["unchanged", "avoided", "pending", "caused", "other"]
-"""What changes do to a message in both cases.
+"""Effect of changes on a message, if it is the same in the best and in the worst case.
 
 `avoided`: it was dead-lettered, and is settled. `pending`: it was dead-lettered, and waits at the end of the
 log. `caused`: it was not dead-lettered, and is. `other`: none of these, or not in both cases.
@@ -21,7 +21,7 @@ log. `caused`: it was not dead-lettered, and is. `other`: none of these, or not 
 
 
 class GridOutcomes(NamedTuple):
-    """The best and the worst outcome of a message, which some policies of a grid have in common.
+    """The best and the worst outcome of a message, and the policies of a grid under which it has them.
 
     Arguments:
         policies: bit n is set for the policy with index n.

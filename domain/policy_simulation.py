@@ -27,9 +27,9 @@ from postroom.domain.policy import Changes, TopicPolicy, backoff_ms
 
 FinalStatus = Literal["settled", "dead", "removed", "waiting"]
 _FROM_QUEUE: tuple[ExpiryReason, ...] = ("cancelled", "superseded")
-"""Reasons for which messages are removed that are ready or in flight, but no dead letters."""
+"""Reasons for removing messages that are ready or in flight, but not dead letters."""
 _FROM_ANYWHERE: tuple[ExpiryReason, ...] = ("erased", "rewound")
-"""The same of messages of any status."""
+"""Reasons for removing messages in any status."""
 
 
 class Outcome(msgspec.Struct):

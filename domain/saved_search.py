@@ -45,7 +45,7 @@ def search_id(name: str, query: str) -> str:
     """Return the id of a search: one of its name and its topics.
 
     A search of the same name on other topics has another id, so that nobody learns of searches on topics that
-    he may not read.
+    they may not read.
     """
     return message_id(search_stream(name, topics_of_query(query)))
 

@@ -32,8 +32,8 @@ class ScheduleSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cron: five fields (minute, hour, day, month, day of the week), or six with seconds first.
         timezone: IANA name of the zone in which `cron` is read.
         every_ms: interval, from 1,000 ms, counted from when it was set.
-        missed: `skip` sends no tick that is more than a minute late, or that a later one follows by now;
-            `last` sends the last of the missed ticks; `all` the last 1,000 of them.
+        missed: `skip` sends no tick that is more than a minute late, or after which another one is due by
+            now; `last` sends the last of the missed ticks; `all` the last 1,000 of them.
         payload: up to 16 KiB.
         headers: custom headers (`attrs`) of its messages, up to 100.
         content_type, sticky_key, priority: of its messages.
@@ -150,7 +150,7 @@ class ScheduleSet(Event, frozen=True, gc=False):
     """A schedule was created or changed.
 
     Arguments:
-        from_code: whether a worker did so, as its code says.
+        from_code: whether a worker set it, as its code says.
         principal: to whom the capability of the caller was issued; None for the mailbox's own user.
     """
 
@@ -186,7 +186,8 @@ class ScheduleRan(Event, frozen=True, gc=False):
     """A schedule sent a message, by an event before this one in its commit, or left out ticks.
 
     Arguments:
-        tick: log time (µs) through which its ticks are done: of a tick, its time.
+        tick: log time (µs) through which its ticks are done; if it sent the message of a tick, the tick's
+            time.
         message: stream id of the message; None if ticks were left out.
         principal: who ran it besides its ticks; see `ScheduleSet`.
     """

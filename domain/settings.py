@@ -209,7 +209,7 @@ def check_policy_changes(policy: TopicPolicy | PolicyChanges) -> dict[str, Polic
 
 
 def changed_settings(before: SettingsChanges, after: SettingsChanges) -> SettingsChanges:
-    """Return the change to what `after` has and `before` has not, or has otherwise."""
+    """Return the changes of `after` that `before` lacks, or has with other values."""
     return SettingsChanges(
         {name: value for name, value in after.limits.items() if before.limits.get(name, ...) != value},
         {
@@ -298,7 +298,8 @@ def check_settings(mailbox: str, stored: MailboxSettings, settings: SettingsChan
 
 
 _FORMER_DEFAULTS = {("limits.topics", 1_024, MailboxLimits().topics)}
-"""Defaults that mailboxes of former versions have, and those that owners state now if they state none."""
+"""Former and present defaults of settings: owners with the present default may open mailboxes with the
+former."""
 
 
 def _differences(stored: MailboxSettings, settings: SettingsChanges) -> Iterator[Difference]:

@@ -54,13 +54,13 @@ class SubscriptionFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return self
 
     def covers_topic(self, topic: str) -> bool:
-        """Return whether messages of a topic match, as far as their headers do."""
+        """Return whether messages of a topic may match; their headers are not compared."""
         if topic.startswith("$"):
             return topic in self.topics
         return any(topic_matches(pattern, topic) for pattern in self.topics)
 
     def covers_headers(self, headers: Headers) -> bool:
-        """Return whether a message with these headers matches, as far as its topic does.
+        """Return whether a message with these headers may match; its topic is not compared.
 
         Arguments:
             headers: custom headers of a message, by name.
@@ -123,7 +123,8 @@ class SubscriptionSet(Event, frozen=True, gc=False):
     """An operator created a subscription, or changed its filter from now on.
 
     Arguments:
-        position: of a new one, the position of the log after which it gets copies; else its own.
+        position: for a new subscription, the position of the log after which it gets copies; else the
+            position that it has.
         principal: to whom the capability of the operator was issued; None for the mailbox's own user.
     """
 
@@ -232,9 +233,9 @@ class AdvanceSubscription(msgspec.Struct, frozen=True, gc=False):
     """Command to empty the queue of a subscription further, or to copy its next messages.
 
     Arguments:
-        version: of the subscription for which it was made; it has no effect on any other one.
+        version: version of the subscription for which the command was made; it has no effect on any other.
         cleared: streams of messages of its topic that are to be removed.
-        is_cleared: whether the topic has no others.
+        is_cleared: whether the topic has no other messages.
         sent: messages of the log that match, each after its position, in order.
         through: position through which the log was read; the subscription is live if it is the log's end.
         altered: positions of messages that match and whose bytes were altered on disk.

@@ -30,10 +30,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         mailboxes, topics: lists of names and globs; one of each list must match.
-        not_before, expires: when it is valid, ms since 1970 UTC, from the former to before the latter.
+        not_before, expires: start and end of its validity, ms since 1970 UTC; the end is excluded.
         max_messages: maximum number of messages a call; None is no limit.
-        quotas: all apply.
-        binds_principal: whether messages that it sends have its principal.
+        quotas: its quotas; all of them apply.
+        binds_principal: whether messages sent with it have its principal.
     """
 
     key_id: bytes
@@ -69,8 +69,7 @@ def verify(token: Token, secret: bytes) -> Access:
     Arguments:
         secret: of the root key that the identifier names.
 
-    Raises: Unauthenticated when it was altered, or has a caveat that is unknown or malformed, or none that
-        limits its time.
+    Raises: Unauthenticated when the token was altered, has an unknown or malformed caveat, or never expires.
     """
     verify_tag(token, secret)
     return combine(token.read_identifier(), token.read_caveats())
@@ -122,9 +121,9 @@ def combine(identifier: Identifier, caveats: Iterable[Caveat]) -> Access:
 
 
 def limit_to_key(access: Access, key: RootKey | None) -> Access:
-    """Return rights that end when the key retires that signed them, or earlier if they do.
+    """Return rights that end at the latest when the key that signed them retires.
 
-    Raises: Unauthenticated when there is no such key any more.
+    Raises: Unauthenticated when that key does not exist any more.
     """
     if key is None:
         raise not_issued_here()

@@ -14,7 +14,7 @@ MAX_PATTERN_CHARS = 255
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999, ms since 1970 UTC."""
 QUOTA_WINDOWS_MS = (1_000, 60_000, 3_600_000, 86_400_000)
-"""Windows of quotas: few, so that the counters of one capability are few, whatever its holders attenuate."""
+"""Possible windows of quotas: only a few, so that a capability has few counters however it is attenuated."""
 
 
 class Right(StrEnum):
@@ -106,7 +106,7 @@ class MaxMessages(_Caveat, frozen=True, tag="max-messages"):
 
 
 class BindPrincipal(_Caveat, frozen=True, tag="bind-principal"):
-    """Only messages in the name of the principal: those that name none get it."""
+    """Only messages in the name of the principal; messages that name no principal get this one."""
 
 
 Caveat = Mailboxes | Topics | Operations | Quota | NotBefore | Expires | MaxMessages | BindPrincipal
@@ -162,7 +162,7 @@ def decode_caveat(data: bytes) -> Caveat:
         caveat = _decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         caveat = None
-    # What this version would ignore might narrow the capability.
+    # Refused rather than ignored, because an unknown caveat may narrow the capability.
     if caveat is None or _encode(caveat) != data:
         raise InvalidRequest("The capability has a caveat that is unknown here or malformed.")
     return check_caveat(caveat)

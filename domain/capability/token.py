@@ -46,7 +46,7 @@ class RootKey(msgspec.Struct, frozen=True):
         id: 8 random bytes.
         secret: 32 random bytes.
         created_at: µs since 1970 UTC.
-        retire_at: from then on nothing that it signed is valid; None while it is not replaced.
+        retire_at: time from which tokens that it signed are invalid; None until it is replaced.
     """
 
     id: bytes
@@ -69,12 +69,12 @@ class RootKey(msgspec.Struct, frozen=True):
 
 
 class Identifier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """Whom a capability was issued to, and its rights before its caveats.
+    """Principal and rights of a capability, before its caveats narrow the rights.
 
     Arguments:
         key_id: of the root key that signed it.
-        nonce: 16 random bytes; the capabilities attenuated from it have the same ("root nonce").
-        principal: name of whom it was issued to.
+        nonce: 16 random bytes; capabilities attenuated from it have the same nonce ("root nonce").
+        principal: name of the party that it was issued to.
         epoch: epoch of capabilities; tokens of an earlier epoch than the current one are revoked.
         issued_at: ms since 1970 UTC.
     """
@@ -162,7 +162,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class AccessKey(NamedTuple):
-    """A capability for clients that sign their requests: what names it, and its secret.
+    """A capability for clients that sign their requests: an id and a secret.
 
     Arguments:
         id: identifier and caveats of its token; no secret.

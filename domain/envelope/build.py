@@ -1,7 +1,7 @@
 """Building of envelopes for senders, and opening of envelopes for consumers.
 
-Both run once per message and are optimized for it: what messages have in common is encoded once, and an
-opened envelope decodes each header on access.
+Both run once per message and are optimized for it: parts that messages have in common are encoded once, and
+an opened envelope decodes each header on access.
 """
 
 from collections.abc import Mapping, Sequence
@@ -175,7 +175,7 @@ def _bytes(tag: int, value: bytes) -> bytes:
 
 
 def _entry(tag: bytes, name: str, value: bytes) -> bytes:
-    """Return an entry of a map, which has its name and its value even if they are empty."""
+    """Return an encoded entry of a map; name and value are encoded even if they are empty."""
     key = name.encode()
     before_name, before_value = _entry_prefixes(len(key), len(value))
     return b"".join((tag, before_name, key, before_value, value))
@@ -183,7 +183,7 @@ def _entry(tag: bytes, name: str, value: bytes) -> bytes:
 
 @lru_cache(16)
 def _seconds(seconds: int) -> bytes:
-    """Return the field of the seconds of a time, which the messages of a second have in common."""
+    """Return the encoded seconds of a time; cached, as messages sent within a second have the same."""
     return _number(0x08, seconds)
 
 
@@ -352,7 +352,7 @@ def open_envelope(blob: bytes) -> OpenedEnvelope:
 
 
 def without_auth_token(blob: bytes) -> bytes:
-    """Return an envelope without its auth token; without one, the same bytes.
+    """Return an envelope without its auth token; the same bytes if it has no token.
 
     Every other field, including unknown ones, is preserved.
 
@@ -366,7 +366,7 @@ def without_auth_token(blob: bytes) -> bytes:
 
 
 def without_payload(blob: bytes) -> bytes:
-    """Return the headers of an envelope: neither its payload nor its auth token, nor unknown fields.
+    """Return an envelope with headers only: without payload, auth token and unknown fields.
 
     Bytes that are not an envelope have no headers; the result is empty.
     """

@@ -44,8 +44,9 @@ class DecodedPayload(NamedTuple):
     """A decoded payload.
 
     Arguments:
-        data: the bytes, decompressed; as they were sent where that fails.
-        text: of JSON (also of a protobuf message) and of text; None if it could not be decoded.
+        data: the decompressed bytes; the bytes as sent if they can't be decompressed.
+        text: the text of a payload that is text or JSON (also of a protobuf message); None if it could not be
+            decoded.
         problems: why it could not be decoded or violates its schema, each as a predicate of `the payload`.
     """
 

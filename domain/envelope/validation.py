@@ -92,7 +92,7 @@ def check_envelope(
 
 
 def _has_problems(envelope: PrismEnvelope) -> bool:
-    """Return whether `_problems` finds any; a third of its cost."""
+    """Return whether `_problems` yields any, at a third of its cost."""
     metadata = envelope.metadata  # an absent one reads as empty
     return not (
         envelope.envelope_version == ENVELOPE_VERSION

@@ -60,7 +60,7 @@ class LeasePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 MAX_LOG_EPOCH = MAX_EPOCH // 2
-"""Greatest epoch of a log that a runner may name: the rest is for later acquisitions, which only add one."""
+"""Greatest epoch of a log that a runner may name; each later acquisition adds one."""
 
 T = TypeVar("T", bound="LeaseEvent")
 
@@ -92,7 +92,7 @@ class LeaseEvent(Event, frozen=True, gc=False):
 
 
 class LeaseAcquired(LeaseEvent, frozen=True, gc=False):
-    """A runner acquired the lease, with an epoch above all before it."""
+    """A runner acquired the lease, with an epoch above all earlier ones."""
 
 
 class LeaseRenewed(LeaseEvent, frozen=True, gc=False):
@@ -155,7 +155,7 @@ class AcquireLease(msgspec.Struct, frozen=True):
 
 
 class RenewLease(msgspec.Struct, frozen=True):
-    """Command of the runner that has the lease; `epoch` is its lease's, or None not to compare it."""
+    """Command of the runner that has the lease; `epoch` must be the lease's, unless it is None."""
 
     mailbox: str
     runner: str
@@ -163,7 +163,7 @@ class RenewLease(msgspec.Struct, frozen=True):
 
 
 class ReleaseLease(msgspec.Struct, frozen=True):
-    """Command that ends a lease; `epoch` is the lease's, or None not to compare it."""
+    """Command that ends a lease; `epoch` must be the lease's, unless it is None."""
 
     mailbox: str
     runner: str
@@ -298,7 +298,7 @@ def _release(command: ReleaseLease, lease: Lease | None, now: int) -> list[Lease
 
 
 def _lease_of(command: RenewLease | ReleaseLease, lease: Lease | None) -> Lease:
-    """Return the lease, whose last holder must be the runner, in the epoch of the command."""
+    """Return the lease; raise LeaseLost unless the runner held it last, in the epoch of the command."""
     if lease is None:
         raise LeaseLost(command.mailbox, "there is no lease")
     if lease.runner != command.runner:

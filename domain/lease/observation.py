@@ -14,14 +14,14 @@ class _Observation(msgspec.Struct, frozen=True):
 class Observations:
     """The newest version that an admin saw of each aggregate, by name, and since when.
 
-    All times are uptime in µs, taken after the version was read: what made the version was before that.
+    All times are uptime in µs, taken after the version was read, so the version is at least as old.
     """
 
     def __init__(self) -> None:
         self._observations: dict[str, _Observation] = {}
 
     def observe(self, name: str, version: int, now: int) -> None:
-        """Note that an aggregate has a version; only the first time that it is seen counts."""
+        """Note that an aggregate has a version; later observations of the same version change nothing."""
         observation = self._observations.get(name)
         if observation is None or version > observation.version:
             self._observations[name] = _Observation(version, now)
@@ -53,7 +53,7 @@ class LeaseObservations:
         self._observations = Observations()
 
     def observe(self, mailbox: str, version: int, now: int) -> None:
-        """Note that a lease has a version; only the first time that it is seen counts.
+        """Note that a lease has a version; later observations of the same version change nothing.
 
         Arguments:
             now: uptime in µs, taken after the version was read.
@@ -103,7 +103,7 @@ class HeldLease:
     """
 
     def __init__(self, policy: LeasePolicy) -> None:
-        """Begin without a lease; of the policy only the interval of heartbeats is used."""
+        """Begin without a lease; only the policy's interval of heartbeats is used."""
         self._interval = policy.heartbeat_interval_ms * MS
         self._ttl = 0
         self._failures = 0
@@ -119,7 +119,7 @@ class HeldLease:
         return bool(self.reason)
 
     def granted(self, sent_at: int, ttl_ms: int, epoch: int) -> None:
-        """Note that an admin granted the lease; a grant of an older epoch, delayed on its way, is ignored."""
+        """Note that an admin granted the lease; a delayed grant of an older epoch is ignored."""
         if epoch < self.epoch or (epoch == self.epoch and self.is_lost):
             return
         if epoch > self.epoch:
@@ -158,11 +158,11 @@ class HeldLease:
         self._next = now + int((1 + jitter) / 2 * ceiling)
 
     def may_append(self, now: int) -> bool:
-        """Return whether no other runner can have acquired the lease; a clock that went back says nothing."""
+        """Return whether no other runner can have acquired the lease; False if the clock went back."""
         return not self.is_lost and self._last <= now < self.deadline
 
     def next_heartbeat(self, now: int) -> int:
-        """Return when the next heartbeat is to be sent, at the earliest `now`."""
+        """Return when to send the next heartbeat, at the earliest `now`."""
         return max(now, self._next)
 
     def _extend(self, sent_at: int) -> None:

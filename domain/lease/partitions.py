@@ -55,7 +55,7 @@ def assign_partitions(previous: PartitionMap, proxies: Collection[str]) -> Parti
     contiguous ranges where that costs no move.
 
     Arguments:
-        proxies: ids of those that are alive; of any others, all partitions move.
+        proxies: ids of the proxies that are alive; all partitions of other proxies move.
     """
     live = sorted({*proxies})
     if not live:
@@ -76,7 +76,7 @@ def assign_partitions(previous: PartitionMap, proxies: Collection[str]) -> Parti
 
 
 def _shares(owners: list[str], live: list[str]) -> dict[str, int]:
-    """Return how many partitions each proxy gets: those with the most now get the ones that are over."""
+    """Return how many partitions each proxy gets; the remainder goes to those that have the most now."""
     share, over = divmod(PARTITIONS, len(live))
     counts = Counter(owners)
     by_count = sorted(live, key=lambda proxy: -counts[proxy])
@@ -84,7 +84,7 @@ def _shares(owners: list[str], live: list[str]) -> dict[str, int]:
 
 
 def _receiver(owners: list[str], partition: int, live: list[str], missing: Counter[str]) -> str:
-    """Return the neighbour of a partition that has too few, or the first of those that miss the most."""
+    """Return the proxy of a neighbouring partition if it has too few, else the one that lacks the most."""
     for neighbour in (owners[partition - 1 : partition], owners[partition + 1 : partition + 2]):
         if neighbour and missing[neighbour[0]] > 0:
             return neighbour[0]

@@ -18,7 +18,8 @@ class Route(msgspec.Struct, frozen=True):
 
     Arguments:
         address: gRPC address of the runner, `host:port` or `unix:/path`.
-        position: of the event that made the route in the log of leases; a greater one is newer.
+        position: position in the log of leases of the event that made the route; newer routes have greater
+            ones.
         epoch: of the lease.
     """
 
@@ -35,8 +36,8 @@ class RoutingTable:
     """The routes of all mailboxes, whose updates may arrive late, repeatedly and in any order.
 
     Attributes:
-        position: in the log of leases, up to which the table is complete; 0 before it ever was. An update
-            alone does not raise it, since one before it may have been lost.
+        position: position in the log of leases up to which the table is complete; 0 until it is complete for
+            the first time. An update alone does not raise it, since an earlier one may have been lost.
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class RoutingTable:
         return True
 
     def find_unconfirmed(self) -> dict[str, int]:
-        """Return the positions of updates and removals after the table's, by mailbox."""
+        """Return, by mailbox, the positions of updates and removals after the table's position."""
         updates = {name: route.position for name, route in self._routes.items()}
         return {name: at for name, at in (self._removals | updates).items() if at > self.position}
 
@@ -287,9 +288,9 @@ class AssignPartitions(msgspec.Struct, frozen=True):
 def decide_assignment(
     command: AssignPartitions, assignment: PartitionAssignment | None, now: int
 ) -> list[PartitionsAssigned]:
-    """Return the event that assigns partitions; none if that changes nothing, or another admin knew more.
+    """Return the event that assigns partitions; none if nothing changes, or another admin had read more.
 
-    The assignment is recorded, since it depends on those before it, whose events may be removed.
+    The assignment is recorded because it depends on earlier assignments, whose events may be removed.
     """
     previous = NO_PARTITIONS if assignment is None else assignment.partitions
     partitions = assign_partitions(previous, command.proxies)

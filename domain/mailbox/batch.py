@@ -57,7 +57,7 @@ def decide_receives(
 ) -> tuple[EventColumns, list[int]] | None:
     """Return the events of several receives of a topic; None if they must be decided one by one.
 
-    A topic with one shard and without limits gives each receive what the one before it left.
+    In a topic with one shard and without limits, each receive gets messages that the one before it left.
 
     Arguments:
         commands: all of the same topics.
@@ -354,4 +354,4 @@ _EVOLVE: dict[type, Callable[[Mailbox, Any], bool]] = {
     MessageReceived: _received,
     MessageAcked: _acked,
 }
-"""They return False, having changed nothing, for events that must be applied one by one."""
+"""For events that must be applied one by one, these functions change nothing and return False."""

@@ -22,15 +22,17 @@ class Send(msgspec.Struct, frozen=True, gc=False):
         ttl_ms: age at which it is dead-lettered if undelivered; None uses the topic's retention.
         envelope: the `PrismEnvelope` bytes, stored unchanged.
         has_external_id: whether the sender chose the message's id; such ids are never reused (RFC-037).
-        other_stream: the stream id of a message with this id that a sender of the other kind sent, limited to
-            topics or not; one on the same topic is the same message (ADR 0106). None if the id is new.
+        other_stream: stream id of an existing message with this id from a sender of the other kind: one
+            limited to topics if this one is not, and vice versa. On the same topic, it is the same message
+            (ADR 0106). None if the id is new.
         existing_hash: payload hash of the existing message with this id, empty if it can't be read any more;
             None if the id is new.
         priority: of the envelope, 0 to 10.
         unique_key: of all unsettled messages of the topic, dead letters aside, only one has this key.
-        on_conflict: what happens if another one has it. `keep`: nothing, and the send is a duplicate of it.
-            `reschedule`: the same, and if it waits, it is due after the delay of this send. `replace`: it is
-            removed, also in flight, and this message is sent.
+        on_conflict: what happens if another message has the unique key. `keep`: the send is a duplicate, and
+            changes nothing. `reschedule`: the send is a duplicate, and the other message, if it waits, is due
+            after the delay of this send. `replace`: the other message is removed, even in flight, and this
+            one is sent.
     """
 
     message: bytes
@@ -147,7 +149,7 @@ class Purge(msgspec.Struct, frozen=True, gc=False):
 class Erase(msgspec.Struct, frozen=True, gc=False):
     """Command to remove unsettled messages and dead letters, as the key of their subject was destroyed.
 
-    Consumers may still ack and nack those in flight, which changes nothing: they never come back.
+    Consumers may still ack and nack messages in flight; this changes nothing, and they are never redelivered.
     """
 
     messages: frozenset[bytes]
@@ -237,8 +239,8 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
     Arguments:
         mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
-        epoch: the one of the owner's lease (RFC-049); None takes the next one.
-        settings: of a new mailbox; one that exists must have them.
+        epoch: epoch of the owner's lease (RFC-049); None takes the next one.
+        settings: settings of a new mailbox; an existing one must have the same.
         can_encrypt: whether the owner has the key store of a mailbox that encrypts messages.
     """
 
@@ -265,8 +267,9 @@ class SetSchedule(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         stream: id of the events of a new one, 16 random bytes.
-        from_code: whether it is what the code of a worker says: it changes a schedule only if another code
-            was set last, so that a change by an operator stays until the code changes.
+        from_code: whether the code of a worker says so. Then an existing schedule is changed only if the code
+            differs from what was set by code last, so that a change by an operator stays until the code
+            changes.
         principal: see `ScheduleSet`.
     """
 
@@ -292,13 +295,13 @@ class ResumeSchedule(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """Command to send the message of a tick of a schedule, to leave ticks out, or to run it besides them.
+    """Command to send the message of a schedule's tick, to leave ticks out, or to run it besides its ticks.
 
     Arguments:
         send: the message; None to leave ticks out.
-        stream, version: of the schedule for which it was made; it has no effect on any other one. A version
-            of None runs it besides its ticks.
-        through: log time (µs) of the tick, through which ticks are done then.
+        stream, version: the schedule for which the command was made; it has no effect on any other. A version
+            of None runs the schedule besides its ticks.
+        through: log time (µs) of the tick; all ticks up to it are done then.
         principal: who runs it besides its ticks.
     """
 

@@ -209,7 +209,7 @@ def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
 
 
 def _take_back(message: Message, event: MessageEvent, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    """Return later messages of an ordered key to the queue, behind one whose delivery `event` ends."""
+    """Return to the queue the later messages of the ordered key of a message whose delivery `event` ends."""
     topic = mailbox.topics[message.topic]
     if isinstance(event, MessageDeadLettered) and not topic.policy.dead_letters_hold_keys:
         return []

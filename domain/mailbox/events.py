@@ -13,7 +13,7 @@ _LIBRARY_VISIBILITY_MS = 5_000
 
 
 def settings_before(owner: str) -> MailboxSettings:
-    """Return the settings of a mailbox whose log has none, as far as its owner's name tells.
+    """Return the settings to assume for a mailbox whose log has none, by the name of its owner.
 
     Owners of the command line hid delivered messages for 30 s, owners of the library for 5 s.
     """

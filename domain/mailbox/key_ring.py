@@ -22,7 +22,7 @@ LEAST_BUCKETS = 1_024
 
 
 class Rate(NamedTuple):
-    """Number of deliveries in a period (µs), and of those that may come at once after a pause."""
+    """Number of deliveries in a period (µs), and the number that may come at once after a pause."""
 
     deliveries: int
     period: int
@@ -37,12 +37,12 @@ class Rate(NamedTuple):
 class TokenBucket(msgspec.Struct, array_like=True, gc=False):
     """Token bucket on log time: each delivery takes a token.
 
-    A token is as many units as its rate's period has µs, and each µs adds as many units as the rate allows
-    deliveries in a period. So nothing is rounded.
+    To avoid rounding, a token is divided into as many units as the rate's period has µs; each µs adds as many
+    units as the rate allows deliveries in a period.
 
     Arguments:
         level: units at `at` (µs), besides whole tokens.
-        whole: whole tokens at `at`; all units of a large rate may be too many for 64 bits.
+        whole: whole tokens at `at`; units alone could exceed 64 bits for a large rate.
     """
 
     level: int
@@ -103,7 +103,7 @@ class SharedLimits:
         self.bucket: TokenBucket | None = None
 
     def add(self, in_flight: int, bucket: TokenBucket | None, rate: Rate | None, now: int) -> None:
-        """Add a topic at `now` (µs); of several buckets, the one with the fewest tokens holds."""
+        """Add a topic at `now` (µs); of several buckets, the one with the fewest tokens applies."""
         self.topics += 1
         self.in_flight += in_flight
         if rate is not None:
@@ -119,10 +119,11 @@ def _unexpired(waiting: Waiting, now: int) -> Iterator[Message]:
 class KeyRing:
     """Messages that wait in a topic: ready ones by key, in the order of turns, and delayed ones.
 
-    A key that has a ready message and may be served is in `_ready`, in the order of the turns: a key joins at
-    the end, and goes there after its turn: one message, or as many as its weight. So a message that is the
-    first of its key waits for at most as many messages of each other key. A key that leaves the ring in its
-    turn goes on with it at the front. A key at its limit is in `_blocked`. After a restart, turns begin anew.
+    `_ready` has the keys with a ready message that may be served, in the order of their turns. A key joins at
+    the end, and returns there after its turn: one message, or as many as its weight. So the first message of
+    a key waits for at most one turn of each other key. A key that leaves the ring during its turn continues
+    it at the front when it comes back. `_blocked` has the keys at their limits. After a restart, turns begin
+    anew.
 
     Arguments:
         order: sort key of the messages of a key.

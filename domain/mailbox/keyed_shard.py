@@ -125,7 +125,7 @@ class KeyedShard:
             self._wait(head, key)
 
     def unhold(self, message: Message, now: int) -> None:
-        """Hold the messages of a key no longer for this one, which was a dead letter, at `now` (µs)."""
+        """Stop holding the messages of a key for a message that is no dead letter any more, at `now` (µs)."""
         key = message.sticky_key
         if key is not None:
             self._held[key] -= 1
@@ -147,10 +147,10 @@ class KeyedShard:
         return () if message.sticky_key is None else self._in_flight.get(message.sticky_key, ())
 
     def may_settle(self, message: Message) -> bool:
-        """Return whether no earlier message of its ordered key must be settled before one that was delivered.
+        """Return whether a delivered message may be settled before the earlier messages of its ordered key.
 
-        While it is in flight, they are the earlier ones that are in flight, too: one that was redriven since
-        is delivered when this one is settled. After its time-out, they are all.
+        While it is in flight, earlier ones that are also in flight must be settled first; one that was
+        redriven since is delivered after it. After its time-out, all earlier ones must be settled first.
         """
         key = message.sticky_key
         if key is None:
@@ -213,7 +213,7 @@ class KeyedShard:
         return key in self._in_flight or key in self._held
 
     def _is_first(self, message: Message) -> bool:
-        """Return whether a message, newer than all others, is the oldest of its key; else it waits."""
+        """Add a new message as the oldest of its key, or behind others; return whether it is the oldest."""
         key = message.sticky_key
         if key is None:
             return True
@@ -242,7 +242,7 @@ class KeyedShard:
             waiting.insert(bisect_left(waiting, message.position, key=by_position), message)
 
     def _advance(self, key: str, now: int) -> None:
-        """Have the next message of a key wait for its delivery, unless the key is blocked."""
+        """Put the next message of a key into the queue of deliverable ones, unless the key is blocked."""
         if key not in self._behind or key in self._heads or self._is_blocked(key):
             return
         waiting = self._behind[key]

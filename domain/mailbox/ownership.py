@@ -118,7 +118,7 @@ def take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[E
                 f"Mailbox {mailbox.name} encrypts messages of data subjects; open it with the settings of "
                 "erasure, which name the key store."
             )
-    else:  # a log from before they were stored: those of the former owner, as far as it is known
+    else:  # a log from before settings were stored: assume the former owner's
         settings = change_settings(mailbox.settings, command.settings)
         events.append(MailboxSettingsChanged(stream, version, now, settings))
         version += 1
@@ -136,9 +136,9 @@ def take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[E
 
 
 def truncate(command: Truncate, mailbox: Mailbox, now: int) -> list[Event]:
-    """Return the event that records a removal of old commits, unless it is recorded.
+    """Return the event that records a removal of old commits; none if it is recorded already.
 
-    None, too, if a subscription has yet to copy messages of them.
+    There is none either while a subscription has yet to copy messages of these commits.
     """
     if command.through <= mailbox.truncated_through or command.through > mailbox.copied_through:
         return []

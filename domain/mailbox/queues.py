@@ -14,7 +14,7 @@ from postroom.domain.message import Message
 SHORT = 64
 """Number of messages up to which a list holds them, as a short deque takes ten times the bytes."""
 MAX_STALE = 1_024
-"""Stale entries of a queue or a heap that may outnumber those of its messages, before they are dropped."""
+"""Number by which stale entries of a queue or heap may exceed the live ones before they are dropped."""
 
 
 class Queue(Protocol):

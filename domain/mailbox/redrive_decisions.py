@@ -139,7 +139,7 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
             sends.append(_send(copy, message, shard, job.spec, mailbox, now))
         changes.append(change)
     if is_stopped:
-        del skips[skips_before:]  # they come again, with the message that has no room
+        del skips[skips_before:]  # found again with the message that has no room
     else:
         cursor = max(cursor, command.cursor)
     is_limited = remaining is not None and len(changes) + len(skips) >= remaining
@@ -189,7 +189,7 @@ def _is_taken(message: Message, spec: RedriveSpec, taken: set[tuple[str, str]], 
     """Return whether another message has the unique key of one that would return to its queue.
 
     Arguments:
-        taken: topics and keys of the messages that the command redrives before.
+        taken: topics and keys of the messages that the command has redriven so far.
     """
     key = message.unique_key
     if key is None or spec.action != "redrive" or spec.sends_copies:
@@ -219,9 +219,9 @@ def _take_room(room: dict[tuple[str, int], int], name: str, number: int, mailbox
 def _send(
     copy: Copy, message: Message, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int
 ) -> MessageSent:
-    """Send a copy as a sender would, but without idempotency and unique keys, which are the original's.
+    """Send a copy as a sender would, but without idempotency and unique keys, which stay with the original.
 
-    In the topic of a subscription, it is a copy of the dead letter, which no subscription copies.
+    In the topic of a subscription, it counts as a subscription's copy, so no other subscription copies it.
     """
     policy = mailbox.policy(copy.topic)
     ttl_ms = policy.ready_retention_ms if copy.ttl_ms is None else min(policy.ready_retention_ms, copy.ttl_ms)
@@ -250,7 +250,7 @@ def _send(
 def _change(message: Message, job: RedriveJob, mailbox: Mailbox, now: int) -> Event:
     """Return the event of a message that the job changes.
 
-    Raises: InvalidRequest for one to be rescheduled whose time to live ends before.
+    Raises: InvalidRequest for a message to be rescheduled whose time to live ends before.
     """
     spec, policy = job.spec, mailbox.policy(message.topic)
     due = now + spec.delay_ms * MS if spec.at is None else max(now, spec.at * MS)
@@ -306,7 +306,7 @@ def _change_job(command: ChangeRedrive, mailbox: Mailbox, now: int) -> list[Even
 
 
 def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
-    """Make the messages dead letters again to which nothing happened since the job redrove them."""
+    """Make the messages that the job redrove dead letters again, unless something happened to them since."""
     job = mailbox.redrives.get(command.job)
     if job is None or job.status != JobStatus.UNDOING or command.cursor < job.undo_cursor:
         return []
@@ -314,7 +314,7 @@ def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
     restored: list[Event] = []
     advance: list[Event] = []
     version, cursor = job.version, command.cursor
-    # Of progress that retention removed from the log, all messages are settled.
+    # All messages of progress that retention removed from the log are settled.
     settled = job.moved - job.restored - job.retained - len(command.messages) if command.is_last else 0
     if cursor == job.undo_cursor and settled > 0:
         cursor = version
@@ -339,7 +339,7 @@ def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
 
 
 def _restore(message: Message, reason: Any, mailbox: Mailbox, now: int) -> MessageDeadLettered:
-    """Dead-letter a message as it was before, for a reason that a redrive leaves as it was."""
+    """Dead-letter a message again as it was before the redrive, for its former reason."""
     expires_at = now + mailbox.policy(message.topic).dead_retention_ms * MS
     return MessageDeadLettered(
         message.stream, message.version + 1, now, message.attempt, reason, message.last_error, expires_at

@@ -31,7 +31,8 @@ class ReplayWindow:
 
     Arguments:
         keys: the entries, in the order of time.
-        dropped_until: µs; keys of this time and before were dropped, or are of a former topic of the name.
+        dropped_until: time (µs); keys added at or before it were dropped, or belong to a former topic of the
+            name.
     """
 
     __slots__ = ("_blocks", "_dropped", "_keys", "_uncollected", "dropped_until")
@@ -88,7 +89,7 @@ class ReplayWindow:
         self.drop_until(entry.at - window, DROPPED_KEYS)
         while key in self._keys and self._keys[key].at <= entry.at - window:
             self.drop_until(entry.at - window, DROPPED_KEYS)
-        if key in self._keys:  # reused in what is a window only by a policy that came later
+        if key in self._keys:  # its window had ended, but a later policy made it longer
             self._blocks, self._dropped = _blocks_of(each for each in self.keys() if each != key), 0
         self._keys[key] = entry
         self._append((key,))
@@ -174,7 +175,7 @@ class ReplayWindow:
         return bool(self._uncollected and self._keys)
 
     def forget_uncollected(self) -> None:
-        """Do what `take_uncollected` does, without the keys."""
+        """Discard the keys that `take_uncollected` would return."""
         self._uncollected = 0
 
     def take_uncollected(self) -> list[str]:

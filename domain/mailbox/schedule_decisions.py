@@ -50,7 +50,7 @@ def unknown_schedule(name: str, mailbox: str, choices: Collection[str]) -> NotFo
 
 
 def _set(command: SetSchedule, mailbox: Mailbox, now: int) -> list[Event]:
-    """Create a schedule, or change it; no event if it is that way, or if its code is what it was."""
+    """Create or change a schedule; no event if it has this specification, or if its code did not change."""
     name, spec = command.schedule, command.spec
     existing = mailbox.schedules.get(name)
     if existing is not None:
@@ -68,7 +68,7 @@ def _set(command: SetSchedule, mailbox: Mailbox, now: int) -> list[Event]:
 
 
 def _check_topic(topic: str, mailbox: Mailbox) -> None:
-    """Raise InvalidRequest for a topic to which no schedule sends."""
+    """Raise InvalidRequest for a topic to which schedules must not send."""
     refuse_send(topic, mailbox)
     if find_policy(mailbox.settings.subject_policies, topic) is not None:
         raise InvalidRequest(
@@ -92,7 +92,7 @@ def _resume(command: ResumeSchedule, mailbox: Mailbox, now: int) -> list[Event]:
 
 
 def _run(command: RunSchedule, mailbox: Mailbox, now: int) -> list[Event]:
-    """Mark a tick as done; none that is not due, nor one of a schedule that has changed since."""
+    """Mark a tick as done; no event if it is not due, or if the schedule has changed since."""
     if command.version is None:
         schedule, through = find_schedule(command.schedule, mailbox), None
     else:

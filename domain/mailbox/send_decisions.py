@@ -76,7 +76,7 @@ def _check_duplicate(command: Send) -> list[Event]:
     """Accept a message whose id exists, if its payload is the same."""
     if not command.existing_hash or command.existing_hash == command.payload_hash:
         return []
-    # Without the hash of what exists, from which a short payload could be computed.
+    # The error omits the hash of the existing payload, from which a short payload could be guessed.
     raise IdempotencyConflict(
         f"Message id {message_id(command.message, command.headers.message_id)} exists with another payload "
         f"than the one sent now to topic {command.topic}; send this payload under another id."
@@ -86,7 +86,7 @@ def _check_duplicate(command: Send) -> list[Event]:
 def _enqueue(
     command: Send, topic: Topic | None, mailbox: Mailbox, now: int, replaced: Message | None = None
 ) -> MessageSent:
-    """Return the event of a send to a queue, in which the message that it replaces takes no place."""
+    """Return the event of a send to a queue; a message that it replaces does not count as unsettled."""
     policy = mailbox.policy(command.topic) if topic is None else topic.policy
     if policy.subscriptions_only:
         return _archive(command, now)

@@ -27,10 +27,10 @@ TIMERS_BETWEEN_SWEEPS = 256
 SWEEP_STEP = 4 * TIMERS_BETWEEN_SWEEPS
 """Timers that a step looks at; a few tenths of a millisecond's work."""
 MAX_RESOLVED = 1_024
-"""Policies of topics without messages that are kept resolved, and topics whose subscriptions are."""
+"""Maximum number of cached policies of topics without messages, and of cached subscriptions by topic."""
 
 ALL_TOPICS = ""
-"""Stands for the names of all topics, among those that changed."""
+"""Entry of `changed_topics` that stands for all topics."""
 
 
 @lru_cache(65_536)
@@ -187,7 +187,7 @@ class Mailbox:
         return topic
 
     def topic_names(self) -> set[str]:
-        """Return the names of the topics that it holds, that have a section, are paused, or subscriptions."""
+        """Return the names of topics that it holds, have a section or are paused, and of subscriptions."""
         sections = (name for name in self.settings.topics if not is_glob(name))
         return {*self.topics, *sections, *self.paused_topics, *self.subscriptions}
 
@@ -199,7 +199,7 @@ class Mailbox:
         if searches != before.settings.searches and stored == before._replace(
             settings=replace(before.settings, searches=searches)
         ):
-            return  # which say nothing about topics
+            return  # topics do not depend on searches
         self._policies.clear()
         for topic in self.topics.values():
             topic.share(None, at)
@@ -215,7 +215,7 @@ class Mailbox:
             self.changed_topics.add(ALL_TOPICS)
 
     def share_limits(self, at: int) -> None:
-        """Have topics count together, from log time `at` (µs) on, as their policies say."""
+        """Let topics share limits, from log time `at` (µs) on, as their policies say."""
         self._shared_limits = {}
         for topic in self.topics.values():
             if topic.policy.shared_limits:
@@ -345,7 +345,7 @@ class Mailbox:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Set no timers in the context, but all of them at its end: to evolve by many events."""
+        """Set no timers within the context, and all of them at its end; for evolving by many events."""
         self._is_replaying = True
         try:
             yield

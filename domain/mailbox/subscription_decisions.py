@@ -183,7 +183,7 @@ class _Queue:
 
 
 def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
-    """Create a subscription, or change its filter; no event if it has that filter, or is to stay."""
+    """Create a subscription, or change its filter; no event if it has that filter, or must not change."""
     name, position = command.subscription, mailbox.position
     if name in command.filter.topics:
         raise InvalidRequest(
@@ -194,7 +194,7 @@ def _set(command: SetSubscription, mailbox: Mailbox, now: int) -> list[Event]:
     if existing is not None:
         if existing.filter == command.filter or command.if_missing:
             return []
-        if not existing.is_live:  # which filter its earlier messages have is not recorded
+        if not existing.is_live:  # the filter of earlier messages is not recorded
             raise InvalidRequest(
                 f"Subscription {name} copies earlier messages, to which its filter applies; change it when "
                 "it is live, or delete it first."

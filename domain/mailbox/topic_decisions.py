@@ -123,7 +123,7 @@ def unknown_topic(name: str, mailbox: str, topics: Collection[str]) -> NotFound:
     """Return the error for a topic that a mailbox does not have.
 
     Arguments:
-        topics: those that it has, as far as the caller may know.
+        topics: topics of the mailbox that the caller may know of.
     """
     return NotFound(f"Mailbox {mailbox} has no topic {name}; {describe_choices(name, {*topics} - {name})}")
 

@@ -30,8 +30,8 @@ class RedriveAdvanced(Event, frozen=True, gc=False):
 
     Arguments:
         cursor: dead-letterings, or sends of waiting messages, up to this position are done with.
-        moved: number of messages that were changed: as many events precede this one. Of a job that sends
-            copies, those are the originals' dead-letterings, and as many before them send the copies.
+        moved: number of messages that were changed; as many events precede this one. If the job sends copies,
+            these events are the originals' dead-letterings, and as many events before them send the copies.
         skipped: number of messages that it left alone, as they no longer match the selection.
     """
 
@@ -41,7 +41,7 @@ class RedriveAdvanced(Event, frozen=True, gc=False):
 
 
 class RedriveSkipped(Event, frozen=True, gc=False):
-    """The job left a message as it is; in the commit of its progress, which counts it.
+    """The job left a message as it is; the event of its progress in the same commit counts it.
 
     Arguments:
         message: its stream.
@@ -84,9 +84,9 @@ class RedriveUndoAdvanced(Event, frozen=True, gc=False):
 
     Arguments:
         cursor: the job's events up to this version are undone.
-        restored: number of messages that are dead letters again: as many events precede this one. Of a job
-            that sent copies, as many before them remove the copies.
-        retained: number of messages that were received, or removed, since.
+        restored: number of messages that are dead letters again; as many events precede this one. If the job
+            sent copies, as many events before these remove the copies.
+        retained: number of messages that stay as they are, because they were received or removed since.
     """
 
     cursor: int
@@ -286,8 +286,8 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
     Arguments:
         messages: streams of the messages that the job redrove, or of the copies that it sent, each with the
             position of its event.
-        originals: of these, for each copy.
-        cursor: version of the job's event that came with them.
+        originals: the original of each copy; empty if the job sent no copies.
+        cursor: version of the job's event in whose commit they were redriven or sent.
         is_last: whether none is left after them.
     """
 

@@ -26,13 +26,13 @@ _read_value = msgspec.json.Decoder(Any).decode
 _write = msgspec.json.Encoder().encode
 _NULL = b"null"
 MAX_DEPTH = 100
-"""Objects in objects of a patch."""
+"""Maximum depth of nested objects in a patch."""
 
 
 def check_patch(patch: str) -> None:
     """Raise InvalidRequest unless a patch is a JSON object, with objects in it up to a depth."""
     try:
-        _read_value(patch)  # all of it, which reading its members does not
+        _read_value(patch)  # validates all of it, which reading its members does not
         members = _read_members(patch)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         members = None
@@ -109,7 +109,7 @@ MAX_MESSAGE_IDS = 1_000
 MAX_VALUES = 100
 MS = 1_000
 MAX_EDIT_BYTES = 64 << 10
-"""Of the headers that a job sets, names and values together, and of its patch."""
+"""Maximum size of the headers that a job sets, names and values together, and of its patch."""
 MAX_HEADER_NAME_CHARS = 255
 _OF_DEAD_LETTERS = ("reasons", "fingerprints", "dead_since", "dead_until")
 _LOG_FIELDS = ("principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match")
@@ -126,8 +126,8 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             those that are ready or delayed may be delivered.
         topics: names or globs; one must match.
         keys: sticky keys; the message must have one of them.
-        statuses: of messages that wait, `ready`, which those are that are delayed, or `in_flight`; empty for
-            all that the action changes.
+        statuses: statuses of messages that wait: `ready`, which includes delayed ones, or `in_flight`; empty
+            for all that the action changes.
         reasons: of dead letters, such as `max_attempts`.
         fingerprints: of the errors of dead letters, 16 hex digits each.
         message_ids: only these messages, up to 1,000.
@@ -136,16 +136,16 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             `EventFilter`.
         match: words of headers and bodies, as of `EventFilter`, but the bodies of all topics are searched.
         rate: maximum messages a second; None for no limit.
-        delay_ms: time until the messages that are redriven or rescheduled may be delivered, from the moment
-            at which the job changes each.
-        at: when the messages that are rescheduled may be delivered, ms since 1970 UTC, instead of `delay_ms`;
-            a time in the past is now.
+        delay_ms: time until a redriven or rescheduled message may be delivered, counted from when the job
+            changes it.
+        at: when rescheduled messages may be delivered, ms since 1970 UTC, instead of `delay_ms`; a time in
+            the past is now.
         note: why the messages are cancelled, for their history; up to 255 characters.
         limit: maximum number of messages; None for no limit.
         destination: topic of the same mailbox to which copies of the messages are sent, each with an id of
             its own; it exists or is created as by a send. None is their own topic.
-        set_headers, remove_headers: custom headers that the copies have, and names of those that they lack.
-            Values of `base64:` and base64 are bytes.
+        set_headers, remove_headers: custom headers to set on the copies, and names of headers to remove from
+            them. A value of `base64:` followed by base64 is bytes.
         merge_patch: JSON object with which the payloads, which must be JSON objects, are merged (RFC 7396).
 
     A job with `destination`, `set_headers`, `remove_headers` or `merge_patch` sends copies. The originals
@@ -201,7 +201,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         check_int("Redrive delay_ms", self.delay_ms, 0, MAX_DURATION_MS)
         if self.delay_ms and self.action not in ("redrive", "reschedule"):
             raise InvalidRequest(
-                "Redrive delay_ms is of messages that are redriven or rescheduled; leave it out of action "
+                "Redrive delay_ms applies to redriven or rescheduled messages; leave it out of action "
                 f"{self.action}."
             )
         self._check_waiting()
@@ -228,17 +228,17 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in _OF_DEAD_LETTERS if self.selects_waiting else ():
             if getattr(self, name) not in (None, ()):
                 raise InvalidRequest(
-                    f"Redrive {name} is of dead letters; leave it out of action {self.action}, which changes "
-                    "messages that wait."
+                    f"Redrive {name} applies to dead letters; leave it out of action {self.action}, which "
+                    "changes messages that wait."
                 )
         for name, action in (("at", "reschedule"), ("note", "cancel")):
             if getattr(self, name) is not None and self.action != action:
                 raise InvalidRequest(
-                    f"Redrive {name} is of action {action}; leave it out of action {self.action}."
+                    f"Redrive {name} belongs to action {action}; leave it out of action {self.action}."
                 )
         if self.statuses and not self.selects_waiting:
             raise InvalidRequest(
-                f"Redrive statuses are of messages that wait; leave them out of action {self.action}."
+                f"Redrive statuses apply to messages that wait; leave them out of action {self.action}."
             )
         if self.action == "reschedule" and "in_flight" in self.statuses:
             raise InvalidRequest("Messages in flight can't be rescheduled; leave out the status in_flight.")
@@ -251,7 +251,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _check_copies(self) -> None:
         if self.sends_copies and self.action != "redrive":
             raise InvalidRequest(
-                "A destination and edits are of messages that are redriven; leave them out of action "
+                "A destination and edits apply to messages that are redriven; leave them out of action "
                 f"{self.action}."
             )
         if self.destination is not None:

@@ -176,7 +176,7 @@ async def test_a_job_cancels_what_waits(desk: Desk) -> None:
     await desk.mailbox.send_message(NewMessage(topic="waiting.a", payload=b"2", deliver_after_ms=60_000))
     fields = {"action": "cancel", "topics": "waiting.*", "note": "ordered twice"}
     page = await desk.browser.post("/redrives/preview", **fields, reasons="rejected")
-    assert (page.status, "reasons is of dead letters" in page.text) == (400, True)
+    assert (page.status, "reasons applies to dead letters" in page.text) == (400, True)
     page = await desk.browser.post("/redrives/preview", **fields)
     assert "Cancel 2 messages?" in page.text
     assert "cancelled messages are never delivered again" in page.text
