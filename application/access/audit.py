@@ -253,7 +253,7 @@ Method = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 
 def audit_refusals(operation: Right) -> Callable[[Method[P, T]], Method[P, T]]:
-    """Return a decorator of methods of an object with an `_auditor`: calls that are not covered are recorded.
+    """Return a decorator for methods of objects with an `_auditor`, which records calls that are not covered.
 
     Arguments:
         operation: the right that the call needs.

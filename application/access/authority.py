@@ -83,7 +83,7 @@ class Revocations:
         self._epoch = max(self._epoch, epoch + 1)
 
     def forget_expired(self, now: int) -> None:
-        """Forget what expired a day before `now`, ms since 1970 UTC; before the revocations are read."""
+        """Forget what expired a day before `now`, ms since 1970 UTC; call it before reading revocations."""
         if now < self._forgotten_at:  # the clock was set back, so what was forgotten may be valid again
             self.position, self._forgotten_at = 0, 0
         since = now - FORGET_AFTER_MS
@@ -110,7 +110,7 @@ class RevocationLog(Protocol):
 POLL_MS = 1_000
 """Interval at which keys and revocations are read, and minimum time between two failed reads."""
 UNUSED_POLLS = 5
-"""Intervals without a call, after which they are read no more before the next one."""
+"""Number of intervals without a call after which they are not read until the next call."""
 US_PER_MS = 1_000
 NEVER = -(1 << 62)
 
@@ -119,7 +119,7 @@ class Authority:
     """Keys and revocations, read at intervals by `run`, and by calls once they are older than `ttl_ms`.
 
     Arguments:
-        ttl_ms: age up to which they count; if they can't be read for longer, no capability is valid.
+        ttl_ms: age up to which they are used; if they can't be read for longer, no capability is valid.
     """
 
     def __init__(self, keys: KeyRing, revocation_log: RevocationLog, clock: Clock, ttl_ms: int) -> None:
@@ -141,7 +141,7 @@ class Authority:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether keys and revocations are too old to count."""
+        """Return whether keys and revocations are too old to be used."""
         self._used.set()
         return self._clock.uptime() - self._read_at >= self._ttl
 
@@ -161,7 +161,7 @@ class Authority:
         return None
 
     async def ensure_fresh(self) -> None:
-        """Return when keys and revocations count.
+        """Wait until keys and revocations are recent enough to be used.
 
         Raises: Unavailable when they can't be read.
         """

@@ -41,8 +41,8 @@ class AccessControl:
     Only valid tokens are remembered, so junk takes no memory.
 
     Arguments:
-        mailbox: permits everything.
-        search: the same, of the read models of the mailbox's store.
+        mailbox: the mailbox, which permits everything.
+        search: search of the store's read models, which permits everything.
         authority: keys and revocations, kept up to date.
     """
 
@@ -91,7 +91,7 @@ class AccessControl:
         return verified.session
 
     def set_quotas(self, settings: AccessSettings) -> None:
-        """Apply the quotas of principals of other settings, from the next session of each token on.
+        """Replace the quotas of principals, from the next session of each token on.
 
         Raises: InvalidRequest for settings out of bounds; nothing is changed.
         """

@@ -85,7 +85,7 @@ class Quotas:
         self._usages: dict[tuple[object, int], _Usage] = {}
 
     def reconfigure(self, settings: AccessSettings) -> None:
-        """Apply other quotas of principals to what `limits_of` returns from now on; usage is kept."""
+        """Replace the quotas of principals in what `limits_of` returns from now on; usage is kept."""
         self._settings = settings
 
     def limits_of(self, access: Access) -> list[Limit]:
@@ -221,7 +221,7 @@ class Guard:
             )
 
     async def check(self, *operations: Right) -> None:
-        """Raise unless the capability is valid and covers operations.
+        """Raise an error unless the capability is valid and covers these operations.
 
         Raises: Unauthenticated, Forbidden; Unavailable when revocations can't be read.
         """

@@ -35,8 +35,8 @@ from postroom.domain.settings import SettingsChanges
 class AuthorizedSearches(Mailbox):
     """The saved searches of `AuthorizedMailbox`; changes are audited, with the topics of the search.
 
-    A capability sees the searches whose topics it covers; one that is limited to topics sees none that names
-    no topics. With the right `redrive`, it may save, replace and delete those that it sees.
+    A capability sees the searches whose topics it covers, and searches without topics only if it covers all
+    topics. With the right `redrive`, it may save, replace and delete those that it sees.
     """
 
     _mailbox: Mailbox
@@ -64,7 +64,7 @@ class AuthorizedSearches(Mailbox):
         )
 
     async def _delete_search(self, operation: Operation, arguments: Arguments) -> None:
-        """Delete a search; an unknown one and one of other topics have the same answer."""
+        """Delete a search; for an unknown search the answer is the same as for one on other topics."""
         id_ = arguments["search_id"]
 
         async def delete() -> None:
@@ -284,9 +284,9 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedSea
         """Make a change of the mailbox, and record it with the settings or the subscription that it names.
 
         Arguments:
-            fields: names by the topic or glob of their section, "" for the mailbox's own; of a subscription,
-                none by its name, or `dry_run`.
-            is_whole: the change is of the mailbox whatever it names.
+            fields: names of the changed settings by the topic or glob of their section, "" for the mailbox's
+                own; for a subscription, its name with no fields, or with `dry_run`.
+            is_whole: whether the change concerns the whole mailbox, whatever it names.
         """
 
         async def run() -> Any:
@@ -320,7 +320,7 @@ class AuthorizedMailbox(AuthorizedSettlements, AuthorizedRedrives, AuthorizedSea
             except NotFound:
                 if self._guard.covers_all_topics:
                     raise
-                # Without the names of other topics, which the mailbox suggests.
+                # The mailbox's error would suggest the names of other topics.
                 summaries = await self._mailbox.list_topics()
                 own = {each.topic for each in summaries if self._guard.covers(each.topic)}
                 raise unknown_topic(topic, self.name, own) from None

@@ -39,7 +39,7 @@ PAGE = 1_000
 
 
 class AuthorizedReads(Mailbox):
-    """The queries of `AuthorizedMailbox`; reads of messages and of errors are audited, and refusals.
+    """The queries of `AuthorizedMailbox`; reads of messages, reads of errors, and refusals are audited.
 
     Answers about all topics contain only those that the capability covers.
     """

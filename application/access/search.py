@@ -71,7 +71,7 @@ async def check_filter(guard: Guard, filter_: EventFilter) -> EventFilter:
     """
     await guard.check(Right.READ_HEADERS)
     if filter_.mailbox not in (None, guard.mailbox):
-        raise Forbidden(f"Searches here are of the mailbox {guard.mailbox}; ask another server.", "mailbox")
+        raise Forbidden(f"This server searches the mailbox {guard.mailbox}; ask another server.", "mailbox")
     if filter_.match is not None:
         guard.check_operation(Right.READ_PAYLOAD)
     if not filter_.topics:
@@ -132,7 +132,7 @@ class AuthorizedSearchQueries(SearchQueries):
             guard.charge()
             if field != SuggestionField.TOPIC:
                 return await self._queries.suggest(field, start, covers=covers)
-            # Those of other topics would fill the answer.
+            # Filtered by the query itself, as topics that are not covered would fill the answer.
             return await self._queries.suggest(field, start, covers=guard.covers)
 
         return await self._auditor.run(READ_HEADERS, read, lambda _: 0, criteria=["suggestions", str(field)])
@@ -261,7 +261,7 @@ async def covered_filter(session: Session, filter_: F) -> F | None:
     await grant.check(Right.READ_HEADERS)
     if filter_.mailbox not in (None, mailbox.name):
         raise Forbidden(
-            f"The dead letters here are of the mailbox {mailbox.name}; ask another server.", "mailbox"
+            f"This server has the dead letters of mailbox {mailbox.name}; ask another server.", "mailbox"
         )
     filter_ = msgspec.structs.replace(filter_, mailbox=mailbox.name)
     if grant.covers_all_topics:

@@ -39,8 +39,8 @@ class AuthorizedSettlements(Mailbox):
     """The settlements of `AuthorizedMailbox`.
 
     Messages that the capability received can be acked and nacked after it has expired or was revoked, until
-    the visibility timeout ends. The log has who received a message; the audit log has who settled what
-    another capability received, and refusals.
+    the visibility timeout ends. The log records who received a message; the audit log records refusals, and
+    who settled a message that another capability received.
     """
 
     _mailbox: Mailbox
@@ -198,13 +198,13 @@ _NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit", "at", "note")
 
 
 class AuthorizedRedrives(Mailbox):
-    """The redrive jobs of `AuthorizedMailbox`, and its changes of messages; calls but lists are audited.
+    """The redrive jobs of `AuthorizedMailbox`, and its changes of messages; all calls but lists are audited.
 
-    Jobs that redrive need the right `redrive`, others `admin`. Criteria of headers and keys need
-    `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
-    too. A capability that is limited to topics must name topics, or globs, and a destination that it covers,
-    and sees only jobs on such topics. The id that it gives a job is one of its topics, as a message's id is:
-    the job itself has another.
+    Jobs that redrive need the right `redrive`, other jobs `admin`. Criteria of headers and keys need
+    `read-headers`; words, which may be in payloads, need `read-payload`; jobs that send copies also need
+    `send`. A capability that is limited to topics must name topics, or globs, and a destination that it
+    covers; it sees only jobs on such topics. Like a message id, the id that it gives a job is unique only on
+    these topics: the mailbox knows the job by another id.
     """
 
     _mailbox: Mailbox
@@ -326,7 +326,7 @@ class AuthorizedRedrives(Mailbox):
         return await self._mailbox.change_redrive(job_id, action, principal=self._guard.access.principal)
 
     async def _find(self, job_id: str) -> RedriveReport:
-        """Return a job; an unknown one and one of other topics have the same answer."""
+        """Return a job; for an unknown job the answer is the same as for one on other topics."""
         try:
             report = await self._mailbox.get_redrive(job_id)
         except NotFound:

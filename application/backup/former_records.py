@@ -1,6 +1,6 @@
 """Import of stores of the format before commits, which stay unchanged meanwhile (ADR 0101).
 
-Stores had this format until 22 November 2026. It is read only to bring them over.
+Stores had this format until 22 November 2026. It is read only to import them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +70,7 @@ class _Columns(NamedTuple):
 
 
 def _own(event: type[Event], *names: str) -> Callable[[_Columns], Event]:
-    """Return the function that makes an event of these columns, then of the values in `state`."""
+    """Return a function that makes an event from these columns, followed by the values in `state`."""
 
     def read(row: _Columns) -> Event:
         return event(*row[1:3], row.at, *(getattr(row, name) for name in names), *_decode(row.state))
@@ -207,8 +207,8 @@ def _sent(columns: _Columns, row: tuple[Any, ...]) -> MessageSent:
 def fencing_commits(log: EventLogReader, epoch: int, owner: str) -> list[Commit]:
     """Return the commit that takes ownership of a restored mailbox; none for a log that is no mailbox.
 
-    Epochs that were handed out after the backup are unknown. Receipts of those deliveries must not fit the
-    deliveries of the restored log, so the next epochs begin above all of them.
+    Epochs of owners after the backup are unknown. Receipts of their deliveries must not fit deliveries of the
+    restored log, so the next epochs begin above all of these.
 
     Arguments:
         epoch: ms since 1970 UTC; an epoch is added by each change of owner, so none is as high. A log whose

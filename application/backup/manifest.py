@@ -232,7 +232,7 @@ def check_losses(losses: Sequence[Loss], unsent: int, store: str, discard_newer:
 
     Arguments:
         unsent: number of messages that transactions recorded in the store and that were not sent yet.
-        discard_newer: number of records and unsent messages that may be lost, exactly.
+        discard_newer: exact number of records and unsent messages that may be lost.
 
     Raises: InvalidRequest naming what would be lost, when that is another number of records.
     """

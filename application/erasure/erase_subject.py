@@ -45,7 +45,7 @@ class ErasureRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         recorded_at: µs since 1970 UTC.
         messages: of the subject, in the logs and archives of the store, after the erasure.
         removed: number of ready messages and dead letters that were removed.
-        logs: ends of the logs of the store after that.
+        logs: ends of the store's logs after the removal.
         previous: BLAKE3 hash of the line before, in hex; `GENESIS` in the first.
         public_key: Ed25519 key that verifies the signature.
         signature: of the record without it.
@@ -244,11 +244,11 @@ class EraseSubject:
 
 
 def as_stored(filter_: EventFilter, protection: MessageEncryption, *, with_names: bool = True) -> EventFilter:
-    """Return a filter for messages as they are stored, of one for messages as they were sent.
+    """Return the filter that finds stored messages for a filter on messages as they were sent.
 
-    The name of a subject becomes its pseudonym, where a policy has subjects in that field; of several
-    principals, names remain beside pseudonyms, for messages in the clear. Values of encrypted fields become
-    tokens of the first subject that the filter names.
+    The name of a subject becomes its pseudonym, if a policy has subjects in that field. Among several
+    principals, names remain beside pseudonyms, to match messages in the clear, too. Values of encrypted
+    fields become tokens of the first subject that the filter names.
 
     Arguments:
         with_names: whether names remain beside pseudonyms.

@@ -92,8 +92,8 @@ def encrypt(
 ) -> StoredContent:
     """Return the stored form of a message: its encrypted envelope, and the values computed from it.
 
-    All original headers are encrypted together. Of these, the stored envelope has those in the clear that the
-    policy does not name, but no auth token, signature, baggage or unknown field.
+    All original headers are encrypted together. The stored envelope also has, in the clear, the headers that
+    the policy does not name, except auth token, signature, baggage and unknown fields.
 
     Arguments:
         envelope: as it was sent; it is not changed.

@@ -52,8 +52,8 @@ class MessageEncryption:
 
     Arguments:
         keys: of the subjects.
-        topics: policies by topic, until `read_topics` is replaced by one that reads a mailbox's policies, and
-            `read_records` by one that reads the records of a message, whose result is encrypted as it is.
+        topics: policies by topic, used until the owner of a mailbox replaces `read_topics`. It also replaces
+            `read_records`, which returns the records of a message: its result is encrypted if the message is.
     """
 
     def __init__(self, keys: SubjectKeys, topics: Mapping[str, SubjectPolicy]) -> None:
@@ -89,7 +89,7 @@ class MessageEncryption:
         return await _submit_accepted(encrypted, submit)
 
     async def wait_until_submitted(self) -> None:
-        """Return when the messages that are being encrypted now were submitted."""
+        """Wait until the messages that are being encrypted now are submitted."""
         async with self._order:
             pass
 
@@ -177,7 +177,7 @@ class MessageEncryption:
         return results
 
     def _encrypt_content(self, command: Ack | Nack, content: bytes) -> Command | Rejected:
-        """Return an ack or nack with its content encrypted if its message is, and without if it has no key.
+        """Return an ack or nack with its content encrypted if its message is; without it if the key is gone.
 
         The stream of the message is encrypted with the content: equal ones have different ciphertexts.
         """
@@ -216,10 +216,10 @@ class MessageEncryption:
 async def submit_without_keys(
     commands: Sequence[Command], submit: Submit, read_records: Callable[[bytes], Sequence[Record]]
 ) -> list[Answer]:
-    """Submit commands of an owner without a key store; it refuses some of them.
+    """Submit commands for an owner without a key store, which refuses some of them.
 
-    These are encrypted messages, which nobody could decrypt under other ids, and results of encrypted ones,
-    which would be stored in the clear. Tracebacks of encrypted ones are left out.
+    It refuses encrypted messages, which nobody could decrypt under other ids, and results of encrypted
+    messages, which would be stored in the clear. Tracebacks of encrypted messages are left out.
 
     Arguments:
         read_records: returns the records of a message.
