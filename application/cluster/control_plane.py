@@ -44,7 +44,7 @@ from postroom.domain.names import check_address, check_mailbox, check_member
 
 MAX_PROXIES = 1_000
 MAX_MAILBOXES = 10_000
-"""Maximum number of mailboxes of which a runner may say that it has the lease."""
+"""Maximum number of mailboxes that a runner may name as leased by it."""
 
 MIN_INTERVAL_MS = 100
 """Shortest interval at which runners register."""
@@ -55,8 +55,8 @@ T = TypeVar("T")
 class ControlPlane:
     """`LeaseAdmin` over a lease store, which several admins may share.
 
-    All that decides is in the log of the store: admins do not talk to each other. Each folds the log, lets
-    those leases expire whose newest version it saw for their TTL and grace period, and pushes changes of
+    Admins do not talk to each other: all decisions depend on the log of the store. Each admin folds the log,
+    lets a lease expire when it has seen no newer version for the TTL and grace period, and pushes changes of
     routes to the proxies that registered with it.
 
     Arguments:
@@ -155,8 +155,8 @@ class ControlPlane:
 
         Raises:
             InvalidRequest: an argument is malformed, or the partition belongs to another mailbox.
-            LeaseHeld: another runner has the lease; `remaining_ms` says how long if it is not renewed, unless
-                this admin has not yet read that it was.
+            LeaseHeld: another runner has the lease; `remaining_ms` is the time until it expires, by the
+                renewals that this admin has read.
             LeaseLost: the acquisition was granted before, and its lease has ended.
         """
         mailbox = check_mailbox(request.mailbox)
@@ -221,7 +221,7 @@ class ControlPlane:
         proxies = self._table.proxies()
         if len(proxies) >= MAX_PROXIES and all(each.proxy != proxy for each in proxies):
             raise Saturated(
-                f"The cluster has {MAX_PROXIES:,} proxies, which is the most.", self._settings.member_ttl_ms
+                f"The cluster has the maximum of {MAX_PROXIES:,} proxies.", self._settings.member_ttl_ms
             )
         for each in proxies:
             if each.proxy == proxy and each.address != address:
@@ -290,7 +290,7 @@ class ControlPlane:
             await self._follower.assign_partitions()
 
     async def list_leases(self, mailbox: str | None = None) -> list[LeaseSummary]:
-        """Return the leases by mailbox, also those that ended; the last known ones if the store is away."""
+        """Return the leases by mailbox, including ended ones; the last known ones if the store is down."""
         if mailbox is not None:
             check_mailbox(mailbox)
         await self._refresh()
@@ -307,7 +307,7 @@ class ControlPlane:
         ]
 
     async def list_routes(self) -> RoutingSnapshot:
-        """Return the routing table, by mailbox; the last known one if the store is away."""
+        """Return the routing table, by mailbox; the last known one if the store is down."""
         await self._refresh()
         return self._snapshot()
 
@@ -365,7 +365,7 @@ class ControlPlane:
     def _find_orphans(self) -> dict[str, str | None]:
         """Return the mailboxes without a lease, with the proxy that each belongs to.
 
-        That is the proxy of the mailbox's name while it is alive, then the one that has its partition.
+        A mailbox belongs to the proxy in its name while that is alive, else to the proxy of its partition.
         """
         alive = {each.proxy for each in self._table.proxies()}
         orphans: dict[str, str | None] = {}

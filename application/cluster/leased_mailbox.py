@@ -28,11 +28,11 @@ T = TypeVar("T")
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Pauses between attempts to acquire a lease; they double."""
 EXPIRY_MARGIN_SECONDS = 0.02, 0.1
-"""Between the expiry of another runner's lease and the attempt to acquire it, by chance."""
+"""Bounds of the random pause between the expiry of another runner's lease and the attempt to acquire it."""
 REQUEST_SECONDS = 5.0
 """Longest time for a request to the control plane, which may ask several admins."""
 REQUEST_FRACTION = 1 / 3
-"""The same for a heartbeat, of the TTL."""
+"""Longest time for a heartbeat, as a part of the TTL."""
 MAX_SLEEP_SECONDS = 1.0
 """Longest sleep between looks at the clock, which goes on while the machine is suspended; sleeps do not."""
 CLOSE_SECONDS = 2.5
@@ -111,7 +111,7 @@ class LeasedMailbox:
         return (lease.deadline - self._clock.uptime()) / 1_000_000 if lease is not None else None
 
     async def run(self) -> None:
-        """Own the mailbox as often as possible until the runner stops; one that was offered only once."""
+        """Own the mailbox as often as possible until the runner stops; an offered mailbox only once."""
         failures = 0
         while not self._stopping.is_set():
             was_refused = self._is_refused
@@ -126,8 +126,8 @@ class LeasedMailbox:
     def _pause_seconds(self, failures: int) -> float:
         """Return the time until the next attempt, at the latest when the lease of another runner expires.
 
-        Such a lease may be released before. Whenever it was renewed, there is an attempt before it expires,
-        which learns when that is: the time from a renewal to the expiry is at least that to the attempt.
+        Attempts before the expiry are made because the lease may be released. They also learn of renewals:
+        after each renewal, an attempt is due before the lease expires, and returns the new expiry.
         """
         ceiling: float = min(MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS * 2 ** min(failures, 10))
         pause = ceiling * random.uniform(0.5, 1)
@@ -262,7 +262,7 @@ class LeasedMailbox:
             return MailboxReport(status="degraded")
         try:
             return await _within(self._request_seconds / 2, hosted.report())
-        except Exception as error:  # what is reported must not cost the lease
+        except Exception as error:  # a failed report must not cost the lease
             logger().debug("lease.no_report", mailbox=self.mailbox, error=_text(error))
             return MailboxReport(status="degraded")
 
@@ -276,7 +276,7 @@ class LeasedMailbox:
         )
 
     async def _release(self, lease: HeldLease) -> None:
-        """Release the lease; before that, appends end for good."""
+        """End appends for good, and release the lease."""
         if lease.is_lost:
             return
         lease.refused("released")

@@ -1,8 +1,8 @@
 """Records of the members of a namespace in the log of one of its mailboxes, and their fence (ADR 0063).
 
 A record is a message of a reserved topic that is settled at once. Its id contains the generation before it,
-and an id is never used again: of several clients that record members, one comes first, and the others read
-its record.
+and ids are never reused: if several clients record members at once, one succeeds, and the others read its
+record.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ async def read_history(
             detail = await mailbox.get_message(_record_id(generation))
         except NotFound:
             return records
-        except Forbidden:  # of a token for some topics, for which there is no difference
+        except Forbidden:  # the token is for some topics only; the known records are used
             if records:
                 return records
             raise
@@ -170,10 +170,11 @@ RETRY_MS = 500
 
 
 class MembersFence:
-    """Admits the calls of clients that know the members which the mailbox has recorded, as all others have.
+    """Refuses changes by clients whose list of the members is outdated.
 
-    While members are recorded, no other call is in progress: of the messages of a client with fewer members,
-    none comes after the record.
+    A call is admitted if its client knows the members that this mailbox has recorded, and all members have
+    recorded them. While members are recorded, no other call is in progress, so no message of a client with
+    fewer members comes after the record.
 
     Arguments:
         mailbox: as its owner may use it.
@@ -184,7 +185,7 @@ class MembersFence:
         self._namespace = mailbox.name.partition("@")[0]
         self._records: tuple[MembersRecord, ...] | None = None
         self._joined = 0
-        """Generation that all members are recorded to have recorded."""
+        """Generation that all members have recorded, according to the log."""
         self._calls = 0
         self._recording = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -197,8 +198,8 @@ class MembersFence:
             generation: number of members that the caller knows; None for a caller that named the mailbox.
             topic: of the messages that it sends.
 
-        Raises: StaleMembers when the mailbox has recorded more; Unavailable when others may not have recorded
-            as many yet.
+        Raises: StaleMembers when the mailbox has recorded more; Unavailable when other members may not have
+            recorded them yet.
         """
         if topic == RESERVED_TOPIC:
             async with self._recording:

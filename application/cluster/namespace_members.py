@@ -1,4 +1,4 @@
-"""The members of a namespace as a client uses them: only after all of them have recorded them (ADR 0063)."""
+"""The members of a namespace; a client uses a list only after all members have recorded it (ADR 0063)."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -53,9 +53,9 @@ def use_generation(generation: int) -> Iterator[None]:
 
 
 REFRESH_SECONDS = 2.0
-"""How old the knowledge of the members may be; a client that sends is told of new ones at once."""
+"""Age up to which a list of members is used; a client that sends learns of new members at once."""
 REPAIR_SECONDS = 15.0
-"""When to try again to give a member the last records that it could not be given."""
+"""Time after which writing the last records to a member that failed is tried again."""
 RETRY_MS = 100
 ANY_TOPIC = f"{RESERVED_TOPIC}-any"
 """Name of a topic that only a token for all topics covers."""
@@ -64,7 +64,7 @@ MAX_ROUNDS = 20
 
 
 class Members(NamedTuple):
-    """Members of a namespace that all of them have recorded.
+    """Members of a namespace, in a list that all of them have recorded.
 
     Arguments:
         names: sorted.
@@ -103,7 +103,7 @@ class FixedMembers:
 
 
 class NamespaceMembers:
-    """Finds the members of a namespace, and records those that are new in all of them."""
+    """Finds the members of a namespace, and records new ones in every member."""
 
     def __init__(self, directory: NamespaceDirectory) -> None:
         self._directory = directory
@@ -117,8 +117,8 @@ class NamespaceMembers:
     async def get(self) -> Members:
         """Return the members.
 
-        Raises: Unavailable when the namespace has none, or has new ones that can't be recorded in all because
-            one of them has no owner; else the error with which a mailbox refuses the records.
+        Raises: Unavailable when the namespace has no members, or when new members can't be recorded because a
+            member has no owner; else the error with which a mailbox refuses the records.
         """
         if self._members is not None and asyncio.get_running_loop().time() < self._refresh_at:
             return self._members
@@ -151,14 +151,14 @@ class NamespaceMembers:
                     self._members = Members(names, {}, refusal)
                     self._is_complete = False
                 self._names = self._members.names
-        except Unavailable:  # it goes on with those that are recorded, while that is allowed
+        except Unavailable:  # the last list is used, while that is allowed
             if self._members is None or self._refresh_at == 0.0:
                 raise
         pause = REFRESH_SECONDS if self._is_complete else REPAIR_SECONDS
         self._refresh_at = asyncio.get_running_loop().time() + pause
 
     async def _join(self, names: tuple[str, ...]) -> Members:
-        """Return the members, and those that mailboxes have recorded besides, once all have recorded them."""
+        """Return the members, including others that mailboxes have recorded, once all have recorded them."""
         for _ in range(MAX_ROUNDS):
             histories, failure = await self._read_histories(names)
             recorded = {
@@ -200,7 +200,7 @@ class NamespaceMembers:
     async def _find_cutoffs(
         self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]
     ) -> Cutoffs | None:
-        """Return the cut-offs if all members have recorded these members, as one of them has recorded."""
+        """Return the cut-offs if a member has them, which it records once all have recorded these members."""
         if len(names) == 1:
             return {}  # which its owner records
         cutoffs, missing = None, []
@@ -214,12 +214,12 @@ class NamespaceMembers:
             cutoffs = cutoffs or recorded
         if cutoffs is not None:
             with suppress(Forbidden):
-                for name in missing:  # of a client that ended before it had recorded them everywhere
+                for name in missing:  # a client ended before it had recorded them everywhere
                     await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
         return cutoffs
 
     async def _record(self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]) -> None:
-        """Record members in all of them; then the cut-offs, which says that it was done."""
+        """Record the members in all of them, and then the cut-offs, which mark that as done."""
         # A client that sees only some topics would copy the policies of those alone.
         await self._directory.poller(names[0]).get_topic_policy(ANY_TOPIC)
         with use_generation(len(names)):

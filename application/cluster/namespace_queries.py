@@ -32,7 +32,7 @@ from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
 
 _Counted = TypeVar("_Counted", TopicPeriod, TopicStep)
 Place = tuple[int, int]
-"""Timestamp of a message, and the number of its mailbox with its position: the order of results."""
+"""Sort key of results: timestamp of the message, and the number of its mailbox with its position."""
 
 
 async def search_mailboxes(filter_: EventFilter, mailboxes: Sequence[Mailbox]) -> Page[FoundMessage]:
@@ -128,7 +128,7 @@ class NamespaceQueries:
             )
 
     async def _list_dead_letters(self, operation: Operation, arguments: Arguments) -> Page[DeadLetter]:
-        """Return a page of dead letters, of the oldest mailbox first.
+        """Return a page of dead letters, oldest mailbox first.
 
         Their positions are of the namespace: 2^40 times the number of the mailbox, plus the position.
         """
@@ -197,7 +197,7 @@ class NamespaceQueries:
                 await asyncio.sleep(pause)
 
     async def _ask_all(self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Return the answers of all mailboxes, of the oldest first."""
+        """Return the answers of all mailboxes, oldest mailbox first."""
         members = await self._get_members()
         return await asyncio.gather(*(query(self._directory.mailbox(name)) for name in members.by_age))
 
@@ -328,7 +328,7 @@ def _merge_periods(periods: Sequence[TopicPeriod]) -> TopicPeriod:
 
 
 def _add_up(reports: Sequence[_Counted]) -> _Counted:
-    """Return the first with the sums of the counts, and the largest of the percentiles."""
+    """Return the first report with the sums of the counts, and the largest of the percentiles."""
     changes: dict[str, Any] = {}
     for name in reports[0].__struct_fields__:
         values = [getattr(each, name) for each in reports]

@@ -58,7 +58,8 @@ class ReceiptHomes:
 
 
 MIN_POLL_MS, MAX_POLL_MS = 20, 250
-"""Waits at several mailboxes at once; they end together, so a message waits for the others of its receive."""
+"""Bounds of a wait at several mailboxes at once, which ends together: a message waits for the other
+mailboxes."""
 SINGLE_POLL_MS = 2_000
 """Wait at a single mailbox, after which new members are looked for."""
 CHECK_SECONDS = 0.1
@@ -74,7 +75,8 @@ class NamespaceReceiver:
     """Receives messages of the members of a namespace.
 
     A member that fails is left out until it answers again, so that the others need not wait for it. A topic
-    of a newer member is left out until what older members had of it, up to their cut-offs, was delivered.
+    of a newer member is left out until the messages that older members have in it, up to their cut-offs, are
+    delivered.
 
     Arguments:
         get_members: returns the members, or raises Unavailable when they can't be found in time.
@@ -149,7 +151,7 @@ class NamespaceReceiver:
                 await asyncio.sleep(poll_ms / 1_000)
 
     async def _receive_alone(self, members: Members, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
-        """Receive of the only member; of none that has learned of others."""
+        """Receive from the only member, unless it has learned of others."""
         try:
             with use_generation(members.generation):
                 return await self._homes.receive(self._directory.mailbox(members.names[0]), command, wait_ms)
@@ -238,7 +240,7 @@ class NamespaceReceiver:
         """Return the topics of a member that need not wait for older members."""
         if not members.cutoffs.get(name):
             return topics
-        # What was drained once stays so: nothing of before the cut-off is added to an older member.
+        # What was drained once stays so: an older member gets no more messages from before the cut-off.
         drained = self._drained.setdefault(name, set())
         waiting = [topic for topic in topics if topic not in drained]
         now = asyncio.get_running_loop().time()

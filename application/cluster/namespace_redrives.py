@@ -22,7 +22,7 @@ from postroom.domain.redrive.spec import RedriveSpec
 T = TypeVar("T")
 
 _STATUSES = ("undoing", "running", "paused", "cancelled", "completed", "undone")
-"""The first of these that the job has in a mailbox is its status in the namespace."""
+"""Statuses by precedence: the first that the job has in any mailbox is its status in the namespace."""
 _SUMS = ("matched", "moved", "skipped", "restored", "retained")
 MAX_SAMPLES = 10
 MAX_GROUPS = 100
@@ -48,7 +48,7 @@ class NamespaceRedrives:
         return merge_previews(self._directory.namespace, previews)
 
     async def _start_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
-        """Start a job in each mailbox; the cut-off of a preview is of one, so several have their own.
+        """Start a job in each mailbox; several mailboxes have cut-offs of their own, not the preview's.
 
         Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
@@ -150,8 +150,8 @@ class NamespaceRedrives:
             raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send copies to another one.")
         if spec.limit is not None and len((await self._get_members()).names) > 1:
             raise InvalidRequest(
-                "A limit is of one mailbox, and the namespace has several; leave it out, or start a job in "
-                "each of them."
+                "A limit applies to one mailbox, and the namespace has several; leave it out, or start a job "
+                "in each of them."
             )
 
 

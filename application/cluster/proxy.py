@@ -166,7 +166,7 @@ class Proxy:
         self._requested.set()
 
     async def refresh(self) -> None:
-        """Return after a registration that begins now or later, or when no admin answers in time."""
+        """Wait for a registration that begins now or later, or until no admin answers in time."""
         answered = asyncio.get_running_loop().create_future()
         self._waiting.append(answered)
         self.request_refresh()
@@ -191,7 +191,7 @@ class Proxy:
             await wait_at_most(seconds - REFRESH_PAUSE_SECONDS, self._requested.wait())
 
     async def leave(self) -> None:
-        """End the registration, as far as an admin answers in time."""
+        """End the registration, if an admin answers in time."""
         with suppress(PostroomError, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._admin.leave(proxy=self.id)
@@ -293,10 +293,10 @@ class _RegisteredProxy(NamedTuple):
 
 
 class RegisteredProxies:
-    """Soft state of an admin: a proxy registers again with another one.
+    """Proxies that registered with an admin: soft state, as a proxy registers again with another admin.
 
     Arguments:
-        ttl_ms: after which a proxy that did not register again is pushed nothing more.
+        ttl_ms: time without a registration after which changes are not pushed to a proxy any more.
         uptime: µs of a monotonic clock.
     """
 

@@ -13,7 +13,7 @@ Outcome = Literal["ok", "failed", "dropped"]
 PUSH_SECONDS = 1.0
 """Time in which a proxy must answer."""
 PUSHES_AT_ONCE = 8
-"""Of one proxy."""
+"""Maximum number of pushes to one proxy at a time."""
 MAX_CHANGES = 10_000
 """Waiting changes of one proxy, above which it gets the whole table with its next registration instead."""
 
@@ -37,7 +37,7 @@ class RouteQueue:
         uptime: µs of a monotonic clock, for the latencies.
 
     Attributes:
-        push_key: that the proxy named when it registered last.
+        push_key: key that the proxy named when it registered last.
     """
 
     def __init__(self, address: str, push: RoutePush, counts: PushCounts, uptime: Callable[[], int]) -> None:
@@ -65,7 +65,7 @@ class RouteQueue:
                 self._task = asyncio.create_task(self._run(), name=f"routes to {self.address}")
 
     def table_sent(self, position: int) -> None:
-        """Forget the changes in the table of a position, which the proxy is being given."""
+        """Forget the changes up to a position, as the proxy is being sent the table of that position."""
         self._changes = {key: each for key, each in self._changes.items() if each.position > position}
 
     async def close(self) -> None:

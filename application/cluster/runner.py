@@ -159,7 +159,7 @@ class RegisteredRunner(msgspec.Struct):
     """A runner that is alive.
 
     Arguments:
-        mailboxes: whose leases it said that it has.
+        mailboxes: mailboxes whose leases it has, as it says.
         seen_at: uptime in µs at which it registered last.
     """
 
@@ -178,7 +178,7 @@ class _Offer(msgspec.Struct):
 
 
 class Runners:
-    """Soft state of an admin: runners register again with another one.
+    """Runners that registered with an admin: soft state, as they register again with another admin.
 
     Arguments:
         ttl_ms: after which a runner counts as gone.
@@ -213,8 +213,8 @@ class Runners:
     def offer(self, runner: str, orphans: Mapping[str, str | None], now: int) -> list[str]:
         """Return the mailboxes to offer to a runner, each to one runner at a time.
 
-        A mailbox goes to the runner of its proxy that has the fewest. While its proxy has no live runner, any
-        other runner is offered it, as a mailbox of no owner delivers nothing.
+        A mailbox is offered to the runner with the fewest mailboxes among those of its proxy. If the proxy
+        has no live runner, it is offered to any other, as a mailbox without an owner delivers nothing.
 
         Arguments:
             orphans: the mailboxes without a lease, with the proxy that each belongs to.

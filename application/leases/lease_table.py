@@ -110,9 +110,9 @@ class LeaseTable:
         return self._lease_observations.remaining_ms(lease, self._uptime())
 
     def expires_in_ms(self, mailbox: str) -> int | None:
-        """Return the ms, rounded up, until a lease is to be let expire if it is not renewed.
+        """Return the ms, rounded up, until a lease must be expired unless it is renewed.
 
-        Returns: None if it is not held, or to be let expire now.
+        Returns: None if it is not held, or must be expired now.
         """
         lease = self._leases.get(mailbox)
         if lease is None or not lease.is_held or self.is_expired(lease):
@@ -120,12 +120,12 @@ class LeaseTable:
         return self.remaining_ms(lease) + 1 + lease.grace_ms
 
     def next_expiry_ms(self) -> int | None:
-        """Return the ms until the next lease is to be let expire if none is renewed; None without one."""
+        """Return the ms until the next lease must be expired if none is renewed; None if none is held."""
         remaining = map(self.expires_in_ms, self._leases.copy())
         return min((each for each in remaining if each is not None), default=None)
 
     def expired_leases(self) -> list[Lease]:
-        """Return the leases to let expire."""
+        """Return the leases that must be expired."""
         now = self._uptime()
         leases = self._leases.copy().values()
         return [lease for lease in leases if self._lease_observations.is_expired(lease, now)]
@@ -136,7 +136,7 @@ class LeaseTable:
         return sorted((proxy for proxy in proxies if proxy.is_live), key=lambda proxy: proxy.proxy)
 
     def expired_proxies(self) -> list[Proxy]:
-        """Return the proxies to let expire: leases without a newer event for their TTL."""
+        """Return the proxies that must be expired: those without a newer event for their TTL."""
         now, seen = self._uptime(), self._proxy_observations
         return [
             proxy

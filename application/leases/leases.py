@@ -69,10 +69,10 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 class Leases(Application[UUID]):
     """The leases of mailboxes, the registrations of proxies and their partitions.
 
-    Calls block and may come from any thread. Any number of processes may use one store: of racing commands
-    one wins, and the others are decided again. So is a command whose outcome is unknown: it is decided on the
-    log as it is then, and changes nothing, or only renews, if it was recorded. All raise Unavailable when the
-    store can't be used, and InvalidRequest for malformed arguments.
+    Calls block and may come from any thread. Any number of processes may use one store: if commands race, one
+    wins, and the others are decided again. A command whose outcome is unknown is also decided again, on the
+    log as it is then: if it was recorded, it now changes nothing or only renews. All methods raise
+    Unavailable when the store can't be used, and InvalidRequest for malformed arguments.
 
     Arguments:
         recorder: of a lease store.
@@ -147,7 +147,7 @@ class Leases(Application[UUID]):
         return state
 
     def assign_partitions(self, command: AssignPartitions) -> PartitionAssignment | None:
-        """Assign partitions to proxies, unless an admin that knew more has; return the assignment."""
+        """Assign partitions to proxies, unless an admin that had read more did; return the assignment."""
 
         def decide(partitions: ProxyPartitions) -> None:
             partitions.decide(command, self._wall())
