@@ -144,8 +144,8 @@ class SetMailboxSettings:
         """Change the settings; they apply from now on, and stay whoever owns the mailbox.
 
         Arguments:
-            replace: everything that the changes leave out becomes the default, but labels and the sections of
-                topics with labels.
+            replace: everything that the changes leave out becomes the default, except labels and the sections
+                of topics with labels.
 
         Returns: whether that changed anything.
         Raises: InvalidRequest when a field is unknown, has a wrong type or is out of bounds; Unavailable.

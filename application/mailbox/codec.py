@@ -67,8 +67,8 @@ def _encode_columns(parts: Sequence[EventColumns], distances: Sequence[int]) -> 
 def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
     """Return the envelopes of a commit's messages, encoded as in a commit; empty if it has no messages.
 
-    An envelope that occurs again, as a copy for a subscription has the one of its original, is encoded as
-    the index of its first place (ADR 0119).
+    A repeated envelope is encoded as the index of its first place (ADR 0119): copies for subscriptions have
+    the envelope of their original.
     """
     if not envelopes:
         return b""
@@ -238,8 +238,8 @@ MAX_BYTES = 1 << 30
 """Maximum size of a part; no store holds larger values."""
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
-# Those not in use. To make one takes 9 µs, five times as long as to compress a small part. Who uses one takes
-# it out: there are as many as threads use at a time, not as many as there are threads.
+# Compressors that are not in use. Making one takes 9 µs, five times as long as compressing a small part. A
+# thread takes one out while it uses it, so there are as many as are used at a time, not as many as threads.
 _compressors: list[zstandard.ZstdCompressor] = []
 _decompressors: list[zstandard.ZstdDecompressor] = []
 

@@ -51,7 +51,7 @@ class EnvelopeCache:
         return position in self._messages
 
     def put(self, position: int, message: Content) -> None:
-        """Add a message; it is not evicted by its own size."""
+        """Add a message; its own size does not evict it."""
         self._messages[position] = message
         self._size += len(message.envelope)
         if self._size > self._capacity:
@@ -101,12 +101,12 @@ SETTLING = (Ack, Nack, Extend)
 """Commands that end or extend a delivery."""
 
 READ_AHEAD = 1_000
-"""Messages that the next receives want and that are cached if a receive decodes their commits anyway.
+"""Maximum number of messages for the next receives that are cached if a receive decodes their commits anyway.
 
-A commit has up to as many.
+A commit has at most as many messages.
 """
 LEAST_READ_AHEAD = 10
-"""The same after a read whose commits had none of them."""
+"""The same after a read whose commits had no such messages."""
 
 
 class _Existing(NamedTuple):
@@ -131,7 +131,8 @@ class CommandEnricher:
         self._protection = protection
         self.cache = cache
         self._committer = committer
-        # Follows how many the commits had, as the search for more would cost each receive of small commits.
+        # Adapts to how many such messages the commits had: searching for more would slow each receive of
+        # small commits.
         self._read_ahead = READ_AHEAD
 
     async def from_log(self, commands: Sequence[Command], group: Group) -> Sequence[Command]:
@@ -348,8 +349,8 @@ class CommandEnricher:
     def _intact_messages(self, positions: Sequence[int], following: Sequence[int]) -> dict[int, MessageSent]:
         """Return the messages at these positions, without those that were altered (svc-mailbox I-12).
 
-        A snapshot may cover a commit that can't be decoded, so that the mailbox is open. Then nothing is read
-        ahead.
+        The mailbox is open in spite of a commit that can't be decoded if a snapshot covers it. Then nothing
+        is read ahead.
         """
         records: dict[int, Record] = {}
         try:
@@ -375,7 +376,7 @@ def from_group(command: Command, group: Group) -> Command:
 
 
 def has_sent(group: Group, commands: Sequence[Command]) -> bool:
-    """Return whether a group sent messages of these sends before; see `from_group`."""
+    """Return whether a group already sent messages with the ids of these sends; see `from_group`."""
     return not group.sent.keys().isdisjoint(_streams_of(commands))
 
 

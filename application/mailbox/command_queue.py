@@ -50,7 +50,7 @@ class FairQueue(Generic[T]):
         capacity: maximum cost of all items.
         quantum: cost that a key may use before it is the next one's turn.
 
-    `cost` is that of all items.
+    `cost` is the total cost of all items.
     """
 
     def __init__(self, capacity: int, quantum: int) -> None:
@@ -136,7 +136,8 @@ class PendingRequests:
         """Add a request.
 
         Arguments:
-            state: names the topics of messages that are settled, and the subscriptions of topics.
+            state: state of the mailbox, to find the topics of settled messages and the subscriptions of
+                topics.
 
         Raises: Saturated when there is no room.
         """
@@ -238,10 +239,10 @@ def _end(waiter: asyncio.Future[None]) -> None:
 class LongPolls:
     """Waiting receivers by topic, in order of arrival; a receiver may wait for several topics.
 
-    Only those of the topics are looked at that changed or whose time has come: no message of the others can
-    be delivered. `_unchecked` has the topics that somebody waits for since they were looked at, or that had
-    messages then. `_due` has the time (µs) at which a delay or a limit of a topic ends, and `_dues` the same
-    as a heap; its entries with another time are stale.
+    Only topics that changed or whose time has come are checked, as other topics have no message to deliver.
+    `_unchecked` has the topics with a new receiver since the last check, or with messages at that time.
+    `_due` has, by topic, the time (µs) at which a delay or a limit ends; `_dues` has the same as a heap,
+    whose entries with another time are stale.
     """
 
     def __init__(self) -> None:
@@ -333,7 +334,7 @@ class LongPolls:
         """Return when the next timer of a mailbox is due, or a topic that somebody waits for; None for never.
 
         Arguments:
-            now: log time, µs, as what is returned.
+            now: log time, µs; so is the result.
         """
         mailbox = state.mailbox
         if mailbox.over_capacity or state.snapshots.is_active:

@@ -83,8 +83,8 @@ class GroupDecider:
 
         Arguments:
             now: log time, µs.
-            is_careful: encode the events of each command before they are applied. A group is decided so after
-                its events could not be encoded, so that only the command that caused it fails.
+            is_careful: encode the events of each command before they are applied. Used after the events of a
+                group could not be encoded, so that only the command at fault fails.
             group: the group that they are a part of, which was decided at the same time; None for a new one.
 
         Raises: Unavailable when the log could not be read; then the state is void.
@@ -159,7 +159,7 @@ class GroupDecider:
     async def _decide_request(
         self, request: Request, group: Group, now: int
     ) -> list[Answer] | IntegrityFailure:
-        # What a receiver that has given up was delivered would be hidden until its visibility timeout.
+        # Messages delivered to a receiver that has given up would stay hidden until their visibility timeout.
         if all(type(each) is Receive for each in request.commands) and request.answers.cancelled():
             return []
         commands, mailbox = request.commands, group.state.mailbox

@@ -41,7 +41,7 @@ MAX_ENVELOPE_BYTES = 16 << 20
 
 
 def is_indexed(event: Event, distance_from_sent: int) -> bool:
-    """Return whether the index has the position of a message's latest event, as it is far from the first.
+    """Return whether a message's latest event is so far from the first that the index has its position.
 
     Arguments:
         event: the latest event.
@@ -168,9 +168,9 @@ class LoadedMailbox:
         chain: chain hash of the last commit.
         parts: parts of the snapshot from which it was loaded, oldest first.
 
-    `position` is the last commit's: the mailbox is ahead of it while a group is decided. `epoch` is the epoch
-    of new commits. `failure` is the failed append that made the state void, as the log lacks events that are
-    applied to the state.
+    `position` is the end of the last commit; the mailbox is ahead of it while a group is decided. `epoch` is
+    the epoch of new commits. `failure` is the error of an append, which made the state void: the log lacks
+    events that are applied to the state.
     """
 
     __slots__ = ("chain", "epoch", "failure", "mailbox", "position", "snapshots")
@@ -392,7 +392,7 @@ def as_known(command: Command) -> Command:
 
 
 def may_be_encrypted(commands: Sequence[Command]) -> bool:
-    """Return whether a command has content that is encrypted, or is if its message is."""
+    """Return whether a command has content that is encrypted, or that must be if its message is."""
     if ALGORITHM in [each.headers.encryption for each in commands if type(each) is Send]:
         return True
     contents = [each.result for each in commands if type(each) is Ack]

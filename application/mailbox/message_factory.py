@@ -314,8 +314,8 @@ class MessageFactory:
     def _check_headers(self, new: NewMessage) -> NewMessage:
         """Check the topic and the headers, and return a message that has them but no content.
 
-        Messages of one sender often have the very same objects, which are checked once. Correlation ids are
-        those of calls, so a message is returned that may have another one.
+        Messages of one sender often have the very same objects, which are checked once. The returned message
+        may have another correlation id, as calls have correlation ids of their own.
         """
         example = self._example
         if (

@@ -62,7 +62,7 @@ class OutgoingMessage(NamedTuple):
     has_new_id: bool
 
     def result(self, answer: R) -> R | Sent:
-        """Return the result of its send; no duplicate if it is one of an earlier attempt of the same call."""
+        """Return the result of its send; repeating an earlier attempt of the same call is no duplicate."""
         if self.has_new_id and isinstance(answer, Sent) and answer.message_id == self.message.message_id:
             return Sent(answer.message_id, duplicate=False)
         return answer
@@ -123,7 +123,7 @@ def have_same_headers(messages: Sequence[object], first: NewMessage) -> bool:
 
 
 def are_plain(keys: Sequence[Any]) -> bool:
-    """Return whether each key is None, or not empty, within the limit and ASCII."""
+    """Return whether each key is None, or ASCII text that is not empty and within the limit."""
     some = [key for key in keys if key is not None]
     return not some or (
         set(map(type, some)) == {str}

@@ -32,7 +32,7 @@ SNAPSHOT_TRIES = 5
 class MemoryBound:
     """Bound of a mailbox in memory, at which sends are refused; other operations continue.
 
-    Messages can be received and settled above it, so that it is left again.
+    Messages can be received and settled above it, which makes room again.
     """
 
     def __init__(self, log: VolatileLog) -> None:
@@ -49,7 +49,7 @@ class MemoryBound:
     def admit(self, mailbox: Mailbox, size: int) -> None:
         """Check that there is room for a message; raise Saturated if not.
 
-        Messages of the same group count, which is appended later.
+        Messages sent earlier in the same group count, although they are appended later.
 
         Arguments:
             size: of its envelope, bytes.
@@ -209,8 +209,8 @@ async def own_by_lease(
 ) -> AsyncIterator[None]:
     """Own a mailbox in its store while the context lasts; evict a former owner that does not release it.
 
-    The lease says who owns the mailbox, so whoever has the lock of the store hangs or has no lease. The log
-    refuses its appends as soon as this owner has taken the log over (ADR 0042).
+    The lease says who owns the mailbox, so a process that still has the store's lock hangs or has no lease.
+    The log refuses its appends as soon as this owner has taken the log over (ADR 0042).
 
     Arguments:
         wait_ms: time for the former owner to release it.

@@ -25,7 +25,7 @@ class ReceiveMessages:
     """Handler that delivers ready messages and hides each until settled or timed out (svc-mailbox I-3)."""
 
     def __init__(self, owner: MailboxOwner, settler: Settler | None = None) -> None:
-        """Initialise with the owner, and what settles the messages that are received."""
+        """Initialise with the owner, and the settler of received messages."""
         self._owner = owner
         self._settler = settler or make_settler(owner, DeliveryWindows())
         self._turn = 0
@@ -71,7 +71,7 @@ class ReceiveMessages:
 
 
 def record_receive(received: Sequence[ReceivedMessage], started_ns: int) -> None:
-    """Record a receive that delivered messages, linked to the senders' spans; others would be countless."""
+    """Record a receive that delivered messages, linked to the senders' spans; empty ones are too many."""
     if received:
         tracer().record(
             RECEIVE,

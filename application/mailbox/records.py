@@ -59,10 +59,10 @@ class History:
         return self._records[-1].position
 
     def ends_before(self, position: int) -> bool:
-        """Return whether no record can be added whose commit begins after a distance from the first.
+        """Return whether no later record is to be found by reading on from a position.
 
         Arguments:
-            position: the beginning of the commit less that distance.
+            position: beginning of the next commit, less the distance from which the index has last events.
         """
         return self._is_complete or (self._is_at_rest and position > self._sent.position)
 
@@ -92,10 +92,10 @@ def may_hold(commit: Commit, streams: Collection[bytes]) -> bool:
 
 
 SCAN_POSITIONS = 20_000
-"""Distance of a message's last event from its first above which the index has it.
+"""Distance of a message's last event from its first above which the index has the last one.
 
-It has the last event of such a message when it is settled, dead-lettered or redriven. All other events are
-found by reading the commits between them, which takes some milliseconds.
+The last event of such a message is added to the index when the message is settled, dead-lettered or redriven.
+Readers find all other events by reading the commits in between, which takes some milliseconds.
 """
 
 POSITIONS_AT_ONCE = 200
@@ -240,7 +240,7 @@ class Records(EventLogReader):
                 while coming and coming[0].position < commit.last:
                     history = coming.popleft()
                     waiting[history.stream] = history
-                # Messages that are at rest have no later event further away that the index has not.
+                # For messages at rest, the index has any later event that is further away.
                 limit = commit.first - SCAN_POSITIONS
                 waiting = {stream: each for stream, each in waiting.items() if not each.ends_before(limit)}
                 if may_hold(commit, waiting):
@@ -258,7 +258,7 @@ class Records(EventLogReader):
 
 
 def ends_history(event: Event) -> bool:
-    """Return whether no event follows, unless an operator redrives a dead letter."""
+    """Return whether an event is the last of its message, unless an operator redrives a dead letter."""
     return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
 
 

@@ -178,7 +178,7 @@ async def submit_valid(
 
     Arguments:
         check: returns what to submit for an item, or raises Rejected, which is its answer.
-        submit: returns an answer for each thing it is given; not called without any.
+        submit: returns an answer for each submitted item; not called without any.
     """
     valid: list[T] = []
     refused: dict[int, Rejected] = {}
@@ -321,7 +321,7 @@ class ExtendVisibility:
 
 
 class Settler(NamedTuple):
-    """What settles the messages received from an owner."""
+    """Handlers that settle the messages received from an owner."""
 
     ack_messages: AckMessages
     nack_messages: NackMessages

@@ -35,16 +35,16 @@ STEP_CHUNKS = 4
 PART_WEIGHT = 1_000
 """Items as costly to read as one more part."""
 ALLOWED_WEIGHT = 64 * PART_WEIGHT
-"""Weight of the parts of a mailbox that is empty at which older ones are given up."""
+"""Weight of the parts at which older ones are given up, for an empty mailbox."""
 
 Save = Callable[[Iterator[StoredSnapshot], int, int], asyncio.Future[StoredSnapshot]]
 
 
 class Taken(NamedTuple):
-    """A snapshot that is in the store, of a position where the log has its commit.
+    """A snapshot in the store, at a position where a commit of the log ends.
 
     Arguments:
-        unsettled: streams of the messages at its position, if a whole one was asked for.
+        unsettled: streams of the unsettled messages at its position, if a whole snapshot was asked for.
     """
 
     position: int
@@ -71,8 +71,8 @@ class Collector:
     last step finds nothing that changed, so the part then holds the mailbox as it is at that moment.
 
     Arguments:
-        rewritten: what last changed at or before this moment is collected, too, so that the parts before are
-            not needed any more. `EVER` collects all.
+        rewritten: moment; messages and keys that last changed at or before it are collected, too, so that
+            earlier parts are not needed any more. `EVER` collects all.
         notes_unsettled: whether to note the streams of all unsettled messages; only with `EVER`. A set of a
             million takes 25 ms of CPU in one step each time it grows, and to free it takes as long.
     """
@@ -184,8 +184,8 @@ class Snapshots:
     Arguments:
         parts: parts of the snapshot from which the mailbox was loaded, oldest first.
 
-    `is_active` tells whether `advance` has something to do, also if nothing happens to the mailbox. Otherwise
-    it has from `next_position` of the mailbox on, where the next part is due.
+    `is_active` tells whether `advance` has something to do now. Otherwise it has nothing to do before the
+    mailbox reaches `next_position`, where the next part is due.
     """
 
     def __init__(self, parts: Sequence[SavedPart] = ()) -> None:
@@ -211,7 +211,7 @@ class Snapshots:
         """Ask for a snapshot of the mailbox as of now or later.
 
         Arguments:
-            whole: need no earlier part, and give all up.
+            whole: the snapshot needs no earlier part, and earlier parts are given up.
         """
         answer: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
@@ -299,7 +299,7 @@ class Snapshots:
                 self._parts, self._kept_from = [*remaining, added], kept_from
                 self._is_due = mailbox.position - moment.position >= PART_EVENTS
             else:
-                self._parts = []  # what this part holds is in none now: the next one is whole
+                self._parts = []  # no part holds these changes now, so the next one is whole
             self._note_work()
             self._answer(asked, error)
 
