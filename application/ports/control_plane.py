@@ -28,7 +28,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         address: at which the runner serves gRPC: `host:port`.
-        partition: of the mailbox; None leaves it to the control plane, any other must be the right one.
+        partition: partition of the mailbox, which must be right; None leaves it to the control plane.
         acquisition: a UUID of this attempt; repeating it is idempotent, and keeps the epoch.
         log_epoch: of the last record of the mailbox's log; the lease's epoch is above it.
         ttl_ms: may shorten the TTL of the namespace, not lengthen it; None takes the namespace's.
@@ -204,7 +204,7 @@ class LeaseAdmin(Protocol):
         """Register a runner, or tell that it is alive.
 
         Arguments:
-            mailboxes: of which it has the lease.
+            mailboxes: mailboxes whose leases it has.
         """
 
     async def leave(self, *, proxy: str | None = None, runner: str | None = None) -> None:
@@ -261,10 +261,10 @@ class MailboxHost(Protocol):
 
         Arguments:
             epoch: of the lease.
-            may_append: whether the lease lasts; from any thread.
+            may_append: returns whether the lease lasts; called from any thread.
 
         Raises: Fenced when the log has this epoch or a later one, Unavailable when the store can't be used or
-            the lease has ended, and what else prevents that a mailbox is opened.
+            the lease has ended, and the other errors of opening a mailbox.
         """
 
 
@@ -318,7 +318,7 @@ class RoutePush(Protocol):
         """Tell the proxy at an address of a change.
 
         Arguments:
-            key: that the proxy named when it registered; it knows its admins by them.
+            key: key that the proxy named when it registered, by which it knows its admins.
 
         Raises: PostroomError, or TimeoutError, when it is unknown whether the proxy has it.
         """

@@ -20,7 +20,7 @@ class Accepted(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 Answer = Accepted | list[MessageDelivery] | int | Rejected
-"""Answer to a command: of `Send`, of `Receive`, the number of events of any other, or its refusal."""
+"""Answer to a command: to `Send`, to `Receive`, the number of events for any other, or a refusal."""
 
 
 class MailboxOwner(Protocol):
@@ -259,8 +259,8 @@ class VolatileLog(EventLog, Protocol):
     def compact(self, through: int, unsettled: Collection[bytes]) -> int:
         """Forget the events before a snapshot, as far as no unsettled message needs them.
 
-        Of an unsettled message, the send and the latest delivery remain. Of one that settled since the last
-        compaction, all remains but its content, so that a repeated ack or send is recognised.
+        An unsettled message keeps its send and its latest delivery. A message that settled since the last
+        compaction keeps all but its content, so that a repeated ack or send is recognised.
 
         Arguments:
             through: position of the snapshot; its commit and later ones remain.

@@ -1,4 +1,4 @@
-"""Port: what an outbox, an inbox or an ingestion could not do, and its retry by operators."""
+"""Port: failures of an outbox, an inbox or an ingestion, and their retry by operators."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -48,7 +48,7 @@ class Failures(msgspec.Struct, frozen=True):
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """Outcome of a retry: how many it was, and a sentence that says what was done."""
+    """Outcome of a retry: the number of failures, and a sentence that says what was done."""
 
     count: int
     text: str
@@ -64,8 +64,8 @@ class FailedWork(Protocol):
     async def read(self, limit: int) -> Failures:
         """Return the oldest failures.
 
-        Raises: Unavailable when the database or the broker can't be used, InvalidRequest for settings that
-            can't.
+        Raises: Unavailable when the database or the broker can't be used, InvalidRequest for unusable
+            settings.
         """
 
     async def retry(self, ids: Sequence[str] | None) -> Retried:

@@ -122,7 +122,7 @@ class Turn(msgspec.Struct, frozen=True):
     """The right to add to the queue for a time.
 
     Arguments:
-        sequence: up to where the stream is in the queue.
+        sequence: sequence of the stream up to which its messages are in the queue.
         queued: length of the queue, up to the limit that the caller named.
     """
 
@@ -217,8 +217,8 @@ class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         subject: that it was published on.
         occurred_at: RFC 3339, UTC.
         payload: JSON value; bytes if there is a `content_type`, in JSON as base64.
-        attributes: of a CloudEvent; None, and not in the JSON, for messages of other formats.
-        content_type: media type of a payload that is not JSON; None, and not in the JSON, of one that is.
+        attributes: attributes of a CloudEvent; None, and left out of the JSON, for messages of other formats.
+        content_type: media type of a payload that is not JSON; None, and left out of the JSON, for JSON.
         correlation_id, causation_id: ids of the request, and of the event's cause.
     """
 

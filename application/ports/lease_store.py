@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # eventsourcing is slow to import
 
 
 RENEWAL = "Renewed."
-"""Part of the topics of events that only renew: of those, an aggregate needs no more than its last event."""
+"""Part of the topics of events that only renew; of these events, an aggregate needs only the last."""
 
 
 class LeaseStore(Protocol):
@@ -39,9 +39,9 @@ class LeaseStore(Protocol):
     def remove_old_events(self) -> int:
         """Remove events that are not needed by a fold, and return their number.
 
-        Of every aggregate its last event remains, and its last one whose topic does not contain `RENEWAL`. A
-        store that removes events by itself may keep the last one alone: admins that start later then see the
-        position of a renewal in a route, which no proxy takes for another route.
+        Every aggregate keeps its last event, and its last event whose topic does not contain `RENEWAL`. A
+        store that removes events by itself may keep only the last event. Then routes of admins that start
+        later have the position of a renewal, but proxies do not take them for other routes.
 
         Raises: Unavailable when the store can't be used.
         """
@@ -101,7 +101,7 @@ class LeaseTables(Protocol):
         """Remove all rows and return to position 0."""
 
     def mark_expiring(self, now: int) -> int:
-        """Mark active leases as expiring whose TTL has ended; return how many.
+        """Mark active leases whose TTL has ended as expiring; return how many.
 
         Arguments:
             now: ms since 1970 UTC.
@@ -124,10 +124,10 @@ class OwnerAddress(NamedTuple):
 
 
 class OwnerDirectory(Protocol):
-    """Addresses of owners, beside their ownership, for all that can write to the store.
+    """Addresses of owners, stored beside their ownership, for all processes that can write to the store.
 
-    A caller proves that it can by a ticket: random bytes that it sends over the encrypted connection, and
-    whose hash it has written to the store. A ticket admits one connection, within a minute.
+    A caller proves by a ticket that it can write to the store: it writes the hash of random bytes to the
+    store, and sends the bytes over the encrypted connection. A ticket admits one connection, within a minute.
 
     All raise Unavailable when the store can't be used.
     """

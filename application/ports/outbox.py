@@ -49,7 +49,7 @@ class Decision(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Fields that a target's name of an event depends on: events of one kind are published at one name."""
+    """Fields of an event from which its name at the target is made; events of one kind have one name."""
 
     aggregate_type: str
     event_type: str
@@ -313,7 +313,7 @@ class CaptureSource(Protocol):
 
 
 ReadRow = Callable[[bytes], OutboxRow]
-"""Reader of the payload of a held row with the settings of now.
+"""Reader of the payload of a held row with the current settings.
 
 Raises: InvalidRequest if the settings are of another table, or the row lacks one of their columns.
 """

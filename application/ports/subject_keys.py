@@ -49,8 +49,8 @@ class Subject(NamedTuple):
 class SubjectKeys(Protocol):
     """Store of the data keys, apart from the log; every adapter passes `tests/conformance/subject_keys.py`.
 
-    It contains no data key, and no name of a subject in the clear. Calls block and may come from any thread.
-    Nothing is cached: a key that any process has destroyed is in use by none.
+    It contains data keys and names of subjects, but none of them in the clear. Calls block and may come from
+    any thread. Nothing is cached: a key that any process has destroyed is in use by none.
 
     All methods raise Unavailable when the keys can't be read or written, and InvalidRequest when another
     master key wraps them.

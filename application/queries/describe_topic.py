@@ -248,7 +248,7 @@ class RecentEvents:
 class _Times:
     """The messages in the order in which they were sent: a list for each figure, times in µs.
 
-    `queue`, `work` and `total` are -1 of messages that were not received, or not acked.
+    `queue`, `work` and `total` are -1 for messages that were not received, or not acked.
     """
 
     def __init__(self, lives: Iterable[_Life]) -> None:

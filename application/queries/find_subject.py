@@ -23,8 +23,8 @@ class SubjectInLog(NamedTuple):
     """Messages of a subject in a log.
 
     Arguments:
-        encrypted: those that are erased with the key.
-        plaintext: number of those that were stored before their topic had a policy, and stay readable.
+        encrypted: messages that are erased when the key is destroyed.
+        plaintext: number of messages that were stored before their topic had a policy, and stay readable.
         topics: of the encrypted messages by stream.
         position: up to which the log was read.
     """

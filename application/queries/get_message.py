@@ -61,7 +61,7 @@ def read_message(
 
 
 def streams_with_id(log: EventLogReader, id_: str) -> Iterator[bytes]:
-    """Yield the stream that an id has if it is unique in the mailbox, then those in which a topic has it."""
+    """Yield the stream of an id that is unique in the mailbox, then the streams of topics with that id."""
     stream = message_stream(log.mailbox, id_)
     yield stream
     others = log.replay_first(log.streams_between(*topic_streams(stream), MAX_SAME_IDS))

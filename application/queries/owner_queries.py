@@ -51,7 +51,7 @@ class OwnerQueries:
 
     The present is the engine's state, read on the event loop, which alone changes it. It is read after a
     check of the log, made for each call, that no other process has taken the mailbox over: an owner that was
-    paused and replaced answers nothing from its memory (ADR 0104). What reads or folds the log runs in a
+    paused and replaced answers nothing from its memory (ADR 0104). Queries that read or fold the log run in a
     thread.
     """
 

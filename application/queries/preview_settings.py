@@ -91,7 +91,7 @@ def check_losses(preview: SettingsPreview, what: str) -> None:
     """Check that a change of settings loses nothing.
 
     Arguments:
-        what: makes the change and can't ask, for the error.
+        what: what makes the change and can't ask for confirmation, for the error.
 
     Raises: LosesData.
     """

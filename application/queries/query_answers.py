@@ -1,4 +1,4 @@
-"""Queries as surfaces are asked them, as filters; and their results, as surfaces answer them."""
+"""Filters for the queries that surfaces are asked, and answers of surfaces from their results."""
 
 from datetime import datetime
 

@@ -78,7 +78,8 @@ class LoggedEvent(NamedTuple):
 
 
 _NAMES = {"position": "after"}
-"""Fields of events whose names the record has: the position after which a subscription gets copies."""
+"""Names of fields that the record has, too, in its place: the position after which a subscription gets
+copies."""
 _OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope", "result", "traceback"}
 
 

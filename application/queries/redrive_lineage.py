@@ -34,7 +34,7 @@ class RedriveLink(msgspec.Struct, frozen=True):
 
     Arguments:
         job: id of the job.
-        copy: id of the copy that it sent of the message, if this is the dead-lettering that says so.
+        copy: id of the copy that the job sent, if the event is the dead-lettering of the original.
         original: id of the copied message, if this is the copy's first event.
     """
 

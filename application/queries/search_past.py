@@ -1,4 +1,4 @@
-"""A search as of a past moment: the messages of the read models with the statuses that the log tells."""
+"""A search as of a past moment: the messages of the read models with their statuses from the log."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ class PastMoment(msgspec.Struct, frozen=True):
     """A moment of a log.
 
     Arguments:
-        position: the last one that counts.
-        at: log time of that, or the time that was asked for, µs.
+        position: last position that counts.
+        at: log time of that position, or the time that was asked for, µs.
     """
 
     position: int
@@ -44,8 +44,8 @@ class PastPage(msgspec.Struct, frozen=True):
     Arguments:
         items: with the status and the attempts that they had.
         count: number of messages whose events were read.
-        unknown: number of those whose events retention removed, which are left out.
-        is_partial: the page ends as enough events were read, not as it is full.
+        unknown: number of messages that are left out because retention removed their events.
+        is_partial: whether the page ends because enough events were read, not because it is full.
     """
 
     items: tuple[FoundMessage, ...]
@@ -59,8 +59,8 @@ class PastPage(msgspec.Struct, frozen=True):
 class SearchPast:
     """A search as of a past moment.
 
-    What a message was sent with never changes, so the read models tell which messages match but for their
-    status; that is folded from the events that each had until then.
+    Headers and content of a message never change, so the read models tell which messages match apart from
+    their statuses. The status of each is folded from its events up to that moment.
 
     Arguments:
         search: searches the messages that the caller may see.

@@ -1,4 +1,4 @@
-"""`TailLog`: the messages that are sent, or events of messages, as they come to a log."""
+"""`TailLog`: messages that are sent, or events of messages, as they are appended to a log."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -206,7 +206,7 @@ def check_name(mailbox: str, event: object) -> None:
     """Raise BrokenLog when a log that begins with `event` belongs to another mailbox."""
     if isinstance(event, MailboxCreated) and event.name != mailbox:
         raise BrokenLog(
-            f"The store has a log under the name {mailbox} that is that of {event.name}: the names of "
+            f"The store has the log of {event.name} under the name {mailbox}: the names of "
             "mailboxes were altered. Restore the store from a backup.",
             1,
         )

@@ -59,8 +59,8 @@ class IndexCheck:
             first, latest = self._unsettled[event.stream]
             if record.distance != position - latest:
                 raise self._broken_log(
-                    f"The event at position {position} does not lead to the one before of its message, at "
-                    f"{latest}",
+                    f"The event at position {position} does not lead to the previous event of its message, "
+                    f"at {latest}",
                     position,
                 )
             self._unsettled[event.stream] = (first, position)
@@ -125,7 +125,7 @@ class IndexCheck:
         for stream in streams:
             entry, expected = entries.get(stream), self._last.get(stream)
             if entry is None or entry.last == expected or (entry.last is not None and entry.last > end):
-                continue  # right, or changed since: that there is an entry was checked
+                continue  # right, or changed since; `add` checked that there is an entry
             where = "none" if entry.last is None else f"position {entry.last}"
             right = "none" if expected is None else f"position {expected}"
             raise self._broken_log(

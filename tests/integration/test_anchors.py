@@ -214,7 +214,7 @@ def test_a_store_without_logs_is_not_verified(run: Run) -> None:
 def test_a_log_under_the_name_of_another_mailbox_is_named(run: Run) -> None:
     send()
     run_sql("store.db", "UPDATE mailbox_names SET name = 'acme@other'")
-    with pytest.raises(BrokenLog, match=f"a log under the name acme@other that is that of {MAILBOX}"):
+    with pytest.raises(BrokenLog, match=f"the log of {MAILBOX} under the name acme@other"):
         run(inspect.verify)
 
 

@@ -152,7 +152,7 @@ def test_what_retention_removed_is_not_missing(store: Store) -> None:
 def test_a_log_under_the_name_of_another_mailbox_is_named(store: Store) -> None:
     rebuild(store)
     run(store, "UPDATE mailbox_names SET name = 'other@test'")
-    says = "under the name other@test that is that of main@test: the names of mailboxes were altered"
+    says = "the log of main@test under the name other@test: the names of mailboxes were altered"
     with pytest.raises(BrokenLog, match=says):
         rebuild(store, allow_gaps=True)
     with pytest.raises(BrokenLog, match=says):
