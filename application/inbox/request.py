@@ -46,8 +46,8 @@ def read_request(message: SourceMessage) -> HandlerRequest:
 
     Event type and version are read from the relay's headers, or else from a subject of the form
     `{context}.event.{name}.v{n}`. For any other subject, the type is the whole subject and the version 1. A
-    missing message id is empty text. Of a CloudEvent, they are its attributes. A payload whose media type is
-    another than JSON is bytes; it is JSON if it has no media type.
+    missing message id is empty text. For a CloudEvent, they come from its attributes. A payload with a media
+    type other than JSON is bytes; without a media type, it is JSON.
 
     Raises: Unreadable if a payload is not the JSON that it should be, or for an invalid CloudEvent.
     """

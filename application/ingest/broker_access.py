@@ -15,7 +15,8 @@ class BrokerAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         user, password_file: a user, and the file with the password.
-        ca: certificates, in PEM, of those who may sign the broker's; None takes the system's.
+        ca: certificates, in PEM, of authorities that may sign the broker's certificate; None takes the
+            system's.
         certificate, key: the client's own certificate with its chain, and its key, in PEM.
 
     Raises: InvalidRequest for settings that need each other.
@@ -69,7 +70,8 @@ class NatsAccess(msgspec.Struct, frozen=True, kw_only=True):
         nkey: seed of an nkey.
         user, password_file: a user, and the file with the password.
         token_file: file with a token.
-        ca: certificates, in PEM, of those who may sign the server's; None takes the system's.
+        ca: certificates, in PEM, of authorities that may sign the server's certificate; None takes the
+            system's.
         certificate, key: the client's own certificate with its chain, and its key, in PEM.
         tls_first: begin with TLS, before the first message of a server with `handshake_first`.
 

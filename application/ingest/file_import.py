@@ -146,7 +146,7 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
 
 
 def map_message(message: SourceMessage, mapping: RecordMapping, *, has_places: bool) -> NewMessage:
-    """Return the message for one of a broker: of any JSON, or of text or bytes, which have no fields.
+    """Map a message of a broker to one of a mailbox: any JSON, or text or bytes, which have no fields.
 
     Its headers become the message's; the mapping takes precedence. Without a path of the message id, the
     publisher's id is used, or else one derived from its place and content.

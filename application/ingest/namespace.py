@@ -208,7 +208,7 @@ class IngestSettings(msgspec.Struct, frozen=True):
         validation: how strictly envelopes are validated.
         max_retries: retries of a batch before its messages are stored one by one.
         mapping: maps messages that are any JSON, text or bytes; None expects CloudEvents and envelopes.
-        has_places: whether a message has the same sequence in every delivery, as not in a queue of RabbitMQ.
+        has_places: whether a message has the same sequence in every delivery; not so in a queue of RabbitMQ.
         has_encoded_headers: whether the values of headers are percent-encoded in CloudEvents, as in NATS.
     """
 

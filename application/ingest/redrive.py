@@ -19,7 +19,7 @@ ORIGINAL_MESSAGE_ID = "Postroom-Original-Msg-Id"
 ORIGINAL_KEY = "Postroom-Original-Key"
 CONSUMER = "Postroom-Consumer"
 DEAD_LETTER_ID = "Postroom-Dead-Letter-Id"
-"""Header with an id that dead letters have in common if they were published twice, but for NATS."""
+"""Header with the id of a dead letter, equal if it is published twice; NATS has a header of its own."""
 DEAD_LETTER_HEADERS = frozenset(
     {
         MESSAGE_ID,

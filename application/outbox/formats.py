@@ -172,7 +172,8 @@ def _split(attributes: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     for name, value in attributes.items():
         if name.lower().startswith(PREFIXES):
             raise InvalidRequest(
-                f"The attribute {name!r} would be read as one of the CloudEvent; name it differently."
+                f"The attribute {name!r} would be read as an attribute of the CloudEvent itself; name it "
+                "differently."
             )
         if name == CONTENT_TYPE:
             continue

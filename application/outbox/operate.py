@@ -138,7 +138,7 @@ class RetryOutboxEvents:
     async def _retry(
         self, ids: Sequence[UUID], *, is_partial: bool = False
     ) -> tuple[int, dict[UUID, InvalidRequest]]:
-        """Return how many events are retried, and why rows are not: then none is, unless `is_partial`."""
+        """Retry events; return how many, and why rows can't be: then none is retried, unless `is_partial`."""
         retried: list[Decision] = []
         read: list[tuple[Decision, bytes]] = []
         refused: dict[UUID, InvalidRequest] = {}

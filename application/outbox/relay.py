@@ -324,8 +324,8 @@ class OutboxRelay:
                     break
                 # The batch may be full of events for one stream without a leader: others can be published.
                 rows = await claim.find_besides(self._clock.wall(), self._settings.batch, batch.silent)
-        # Told after the commit, so that events stored before the outage are marked published. It was none if
-        # the target stored other events afterwards.
+        # Raised after the commit, so that events stored before the outage are marked published. It was no
+        # outage if the target stored other events afterwards.
         if batch.outage is not None or published:
             self._outage = batch.outage
         return count

@@ -25,7 +25,7 @@ class Consumer(NamedTuple):
         topic: name of a topic, or a pattern.
         timeout_ms: time limit of the handler; None for none.
         has_results: whether messages are acked with what the handler returns.
-        subscription: filter of the subscription whose topic it is, if it is one.
+        subscription: filter of the subscription, if the topic is a subscription's.
         retry: how failed deliveries are retried.
         batch: maximum number of messages of one call; a handler of batches gets lists.
         ordered_keys: whether the topic must have this policy.
@@ -189,7 +189,7 @@ def group_by_key(messages: Sequence[ReceivedMessage]) -> list[deque[ReceivedMess
 
 
 class Once:
-    """The end of runs that end when no message is ready for any of them: handlers of one send to others.
+    """Common end of runs, when no message is ready for any of them: handlers of one may send to others.
 
     Arguments:
         count: number of the runs.

@@ -30,7 +30,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import OutageBackoff, backoff_ms
 
 WAIT_MS = 1_000
-"""Wait of one receive; a stop takes as long when there are no messages, and new topics of a pattern."""
+"""Wait of one receive; without messages, a stop may take as long, and so may noticing new topics."""
 IDLE_WAIT_MS = 30_000
 """Wait of a receive after one without messages, if a stop can end it."""
 MAX_MESSAGES = 256
@@ -59,7 +59,7 @@ class ConsumerRun:
 
     Arguments:
         name: recorded as the consumer of its deliveries.
-        once: of the runs that end when no message is ready; None to go on until stopped.
+        once: common end of runs when no message is ready; None to go on until stopped.
         watch: told of the messages that are handled.
     """
 
@@ -206,7 +206,7 @@ class ConsumerRun:
         failures = 0
         loop = asyncio.get_running_loop()
         since, before = loop.time(), 0
-        # An owner releases what a receive was to deliver that is cancelled; a server can't know of all.
+        # An owner releases the messages of a cancelled receive; a server may not learn of the cancellation.
         may_wait = isinstance(self._mailbox, CommandHandlers) and not self._consumer.is_pattern
         may_wait &= self._once is None
         is_idle, can_wait = True, False
@@ -244,7 +244,7 @@ class ConsumerRun:
                 is_idle = False
             elif is_idle:
                 await self._once.wait_for_others(self)
-            else:  # what was settled lets others of its key follow, and handlers send others
+            else:  # settled messages let others of their key follow, and handlers send others
                 await self._settlements.wait_until_flushed()
                 is_idle = not self._held
                 if is_idle:

@@ -141,7 +141,7 @@ def _call(function: Any, decoders: list[Decode], names: list[str]) -> Callable[[
 def _codec(
     name: str, parameter: inspect.Parameter, hints: dict[str, Any], *, is_batch: bool
 ) -> tuple[Decode, Encode]:
-    """Return what decodes the argument for a parameter, and what encodes a payload so that it does."""
+    """Return the decoder of the argument for a parameter, and the encoder of a payload for it."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise InvalidRequest(f"Handler {name}: the parameter {parameter.name} must take one argument.")
     if parameter.name not in hints:
@@ -204,7 +204,7 @@ def _reader(annotation: Any) -> Callable[[MessageResult], Any]:
 
 
 def _json_codec(type_: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-    """Return what parses and validates JSON, and what writes it: of msgspec, or of pydantic if it must be.
+    """Return functions that parse and write validated JSON: of msgspec, or of pydantic if it must be.
 
     Raises: TypeError, or an error of pydantic, when neither can.
     """
@@ -297,7 +297,7 @@ def _finish(done: "asyncio.Future[Any]", result: Any, error: BaseException | Non
     if error is None:
         done.set_result(result)
     else:
-        # Some mean another thing to the event loop than to the handler that raised them.
+        # Some exceptions mean another thing to the event loop than to the handler that raised them.
         is_control = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
         done.set_exception(RuntimeError(summarize(error)) if is_control else error)
         done.exception()  # silences asyncio's 'exception was never retrieved'

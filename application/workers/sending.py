@@ -67,7 +67,7 @@ class Sender:
 
         Arguments:
             handler: the function, as it was registered for a topic; of a batch, too.
-            payload: an argument of it.
+            payload: an argument of the function.
             options: `topic`, which a handler of a pattern or of several topics needs; `delay` of the first
                 delivery; `key`, the sticky key; and `unique_key`, `idem_key` and `priority` of `NewMessage`.
 

@@ -104,23 +104,23 @@ class Worker(Sender):
 
         A message is acked when the handler returns and nacked with the error when it raises; the topic's
         policy sets the backoff and the number of attempts, unless `retry` does. `Reject` makes it a dead
-        letter at once, and `RetryLater` has it delivered again after a time.
-        Its visibility timeout is extended until then. A function that is no coroutine function runs in a
+        letter at once, and `RetryLater` has it delivered again after a time. The visibility timeout of a
+        message is extended until the handler returns. A function that is no coroutine function runs in a
         thread.
 
         Arguments:
             topic: name of a topic, or a pattern with `*`, `?` or `[...]`. A topic that several match goes to
-                the one of its exact name, else to the first that was registered. Of a subscription: the
+                the handler of its exact name, else to the first that was registered. For a subscription: the
                 topics or globs (with `*` only) of its filter, one or several.
             subscription: name of a subscription, whose copies the handler gets. A run creates it if it is
-                missing, for messages from then on. Consumers with different subscriptions get each message,
-                each of them; those with the same one share them.
+                missing, for messages from then on. Consumers with different subscriptions each get every
+                message; consumers with the same one share the messages.
             headers: custom headers that messages must have with these values; for a subscription only.
             concurrency: maximum number of messages that are handled at once.
             timeout: time limit of the handler, after which the delivery fails; None for none.
             visibility: visibility timeout: when the process dies, its messages are delivered again after at
-                most so long.
-            middlewares: as of the worker, inside of its.
+                most this time.
+            middlewares: as of the worker, but inside the worker's.
             results: ack with what the handler returns, for `Mailbox.wait_for_result`: `bytes` as they are,
                 `str` as text, anything else but None as JSON. A value that JSON can't have fails the
                 delivery, and so does a result above the limit `result_bytes`.
@@ -230,7 +230,7 @@ class Worker(Sender):
         """Handle messages of a mailbox until `stop` is called.
 
         Arguments:
-            once: return when no message is ready, and none that handlers send.
+            once: return when no message is ready, including messages that handlers send.
             stop_ms: how long handlers may continue after `stop`; then they are cancelled, and their messages
                 released, which counts no attempt.
 

@@ -95,7 +95,7 @@ async def test_an_event_that_is_no_cloud_event_is_parked_with_the_reason(
     target = MailboxTarget(address=str(tmp_path / "mail.db"))
     await relay_all(messaging_database, target, format="cloudevents-binary", max_attempts=1)
     errors = column(messaging_database, "publish_error")
-    assert "'CE-id' would be read as one of the CloudEvent; name it differently" in errors[0]
+    assert "'CE-id' would be read as an attribute of the CloudEvent itself; name it differently" in errors[0]
     assert errors[1] is None
     assert "The subject of the CloudEvent has control characters" in errors[2]
 
