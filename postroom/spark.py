@@ -1,4 +1,4 @@
-"""Postroom's logs as data sources of Apache Spark.
+"""Data sources of Apache Spark for Postroom's logs.
 
 ```
 from postroom.spark import events, register, report_frame

@@ -32,7 +32,7 @@ else:
     async def time_travel(
         memory_mailbox: "MemoryMailbox",
     ) -> Callable[[float | str | timedelta], Awaitable[None]]:
-        """Return what moves the clock of `memory_mailbox`, by seconds or a duration such as `1h`."""
+        """Return a function that moves the clock of `memory_mailbox`, by seconds or a text such as `1h`."""
         return memory_mailbox.clock.advance
 
 

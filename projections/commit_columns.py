@@ -1,4 +1,4 @@
-"""Commits as columns: the runs of several commits, decoded into Arrow (ADR 0066).
+"""Columns of commits: the runs of several commits, decoded into Arrow (ADR 0066).
 
 Runs of one type are joined column by column; one permutation brings the rows of all types into the order of
 their positions. No Python object is made for an event, only for values that differ within a run.

@@ -239,7 +239,7 @@ FEW_RECORDS = 1_000
 """Largest batch that is folded as a whole together with the stored rows."""
 
 MAX_LINES = 10
-"""Lines that are logged of the records of a batch that can't be folded."""
+"""Maximum number of lines logged about the records of a batch that can't be folded."""
 
 StoredRow = tuple[Any, ...]
 """The columns `STORED_COLUMNS` of a stored message."""

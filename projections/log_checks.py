@@ -22,7 +22,8 @@ def check_bounds(log: LogReader) -> None:
 
     Raises: BrokenLog naming the first position that is missing.
     """
-    # Retention and owners go on: seals are read before the ends, and what was removed after the beginnings.
+    # Retention and owners continue meanwhile: seals are read before the ends, and removals after the
+    # beginnings.
     sealed = {name: bounds.sealed for name, bounds in log.bounds().items()}
     heads = log.heads()
     firsts = {extent.name: extent.first for extent in log.extents()}

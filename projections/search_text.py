@@ -25,7 +25,7 @@ _TO_LOWER_CASE = bytes(
 ) + bytes(range(128, 256))
 """Translation table for ASCII: letters to lower case, and characters outside words to blanks."""
 _PLAIN_ID = "^[0-9a-f-]*$"
-"""An id whose parts are found by a look at the ids, and which is in no text index."""
+"""An id that no text index has: searches find its parts by comparing the ids themselves."""
 LONG_TEXT = "\u00ac"
 """Marks a message some of whose words may not be indexed; it is no word."""
 SURE_BYTES = MAX_CHARS // 18
@@ -93,7 +93,7 @@ def compact_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, p
 
 
 def header_words(name: str, value: str) -> list[Word]:
-    """Return words that a message has which has a custom header, unless it has `LONG_TEXT`."""
+    """Return words that every message with a custom header has, unless it has `LONG_TEXT`."""
     return [Word(each) for each in dict.fromkeys(tokenize(f"{name}\n{value}"))][:MAX_HEADER_WORDS]
 
 

@@ -177,7 +177,7 @@ class LocalTaskRunner:
         *,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[Any]:
-        """Run a task for each part, then the stages; see `Runner.run`."""
+        """Run a task for each part, then the stages; see `TaskRunner.run`."""
         items: list[Any] = []
         done = 0
         with ThreadPoolExecutor(1, "tasks") as pool:
@@ -204,5 +204,5 @@ class LocalTaskRunner:
         return items
 
     def reason(self, error: Exception) -> str:
-        """Return the error of a task; see `Runner.reason`."""
+        """Return the error of a task; see `TaskRunner.reason`."""
         return str(error).partition("\n")[0] or summarize(error)

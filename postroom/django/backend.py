@@ -291,7 +291,7 @@ class PostroomBackend(BaseTaskBackend):  # type: ignore[misc] # Django has no ty
     # -- checks ---
 
     def check(self, **_: Any) -> Iterator[Any]:
-        """Yield what the settings lack or have wrong; `postroom.django.checks` looks into the databases."""
+        """Yield the problems of the settings; `postroom.django.checks` checks the databases."""
         where = f"TASKS[{self.alias!r}]"
         for problem in self.problems:
             yield Error(f"{where}: {problem}.", id="postroom.E001")

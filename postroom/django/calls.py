@@ -1,7 +1,7 @@
-"""Calls of tasks: as messages, as results that Django's framework shows, and from the name of a task to it.
+"""Calls of tasks: their messages, the results that Django's framework shows, and tasks by name.
 
-A message names its task by the path of its function. It can import only code of the project: a module that is
-not loaded must belong to an installed app, and the object must be a task.
+A message names its task by the path of its function. A message can have only code of the project imported: a
+module that is not loaded must belong to an installed app, and the object must be a task.
 """
 
 import builtins
@@ -39,7 +39,7 @@ JSON = "application/json"
 PRIORITY_STEP = 20
 """Priorities of tasks, from -100 to 100, for each priority of messages, from 0 to 10."""
 _NAMED = r"^((?:[^\W\d]\w*\.)*{name})(?::|$)"
-"""The line of a traceback that names the class of the error, whose name is known."""
+"""The line of a traceback that names the class of the error, for a known class name."""
 
 
 class TaskCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -242,8 +242,8 @@ def _errors_of(detail: MessageDetail) -> list[Any]:
 def _exception_path(error: str, traceback: str) -> str:
     """Return the path of the class of an error, as its traceback names it.
 
-    Who reads the class imports its module, and a text of several lines may look like the end of a traceback:
-    a path of a module that is not of the project is passed over.
+    Readers of the result import the module of the class, and an error text of several lines may look like the
+    end of a traceback. So a path of a module outside the project is skipped.
 
     Arguments:
         error: the class's name, and the text of the error, as the failed delivery has it.

@@ -16,7 +16,7 @@ class OutboxMessage(models.Model):  # type: ignore[misc] # Django has no types
     error = models.TextField(null=True)
 
     class Meta:
-        """Postroom's own migrations make the table, and only its owner removes rows."""
+        """Postroom's own migrations create the table, and only the owner of the mailbox removes rows."""
 
         managed = False
         db_table = "outbox_messages"

@@ -180,7 +180,7 @@ class TaskWorker(Worker):
         task_finished.send_robust(type(self._backend), task_result=result)
 
     def _is_final(self, message: ReceivedMessage, error: BaseException) -> bool:
-        """Return whether a message becomes a dead letter with this failure; False if that can't be known."""
+        """Return whether a message becomes a dead letter by this failure; False if that is unknown."""
         if isinstance(error, PoisonMessage) or self._loop is None or self._mailbox is None:
             return isinstance(error, PoisonMessage)
         if isinstance(error, RetryLater):

@@ -219,7 +219,7 @@ def without_token(envelope: bytes | None) -> bytes:
 
 def _is_any_sent_again(partials: pl.DataFrame) -> bool:
     has_earlier_partial = bool((partials["first_place"] < partials["id"]).any())
-    # Comparing only the streams is cheaper than comparing the whole key, and nearly always enough.
+    # Comparing only the streams is cheaper than comparing whole keys, and nearly always enough.
     return has_earlier_partial or (
         partials["stream"].n_unique() < len(partials) and partials.n_unique(KEY) < len(partials)
     )

@@ -1,8 +1,8 @@
 """Rows of `postroom_events`: events of the log, with the id and topic of their messages.
 
-Segments have these for all events, and the log only for `MessageSent`. Most other events follow it within the
-range that a task reads; for the rest, the task follows the distances between the events of a message back to
-it.
+Segments have id and topic for all events, the log only for `MessageSent`. Most other events follow their
+`MessageSent` within the range that a task reads; for the rest, the task follows the distances between the
+events of a message back to it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -183,7 +183,7 @@ class _Messages:
         self._sent = pl.concat([self._sent, *added])
 
     def _join(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Return id, topic and shard of the latest message of each event's stream, if it is of a message.
+        """Return id, topic and shard of the latest message of each event's stream, if messages have it.
 
         An id may be reused after retention removed its message.
         """

@@ -25,9 +25,9 @@ from postroom.projections.spark.options import position_of
 from postroom.projections.spark.source import PARTS_PER_CORE, Part
 
 POSITIONS_PER_FOLD = 3_000_000
-"""Positions that one task folds, with messages in memory that are unsettled after 50,000 positions."""
+"""Positions that one task folds, keeping messages in memory that are unsettled after 50,000 positions."""
 BUCKETS = 256
-"""Number of values of the last byte of a stream id, which divides messages among tasks."""
+"""Number of buckets that divide messages among tasks: the values of the last byte of a stream id."""
 _FROM_MODEL = {"sent_at": "created_at", "envelope": "envelope_blob"}
 """Columns with another name in the read model `mailbox`."""
 _KINDS = {column.name: column.kind for column in MESSAGES}

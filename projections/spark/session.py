@@ -163,7 +163,7 @@ class SparkTaskRunner:
     _context: "SparkContext"
 
     def start(self) -> None:
-        """Start Spark, or use the context of this process; see `Runner.start`."""
+        """Start Spark, or use the context of this process; see `TaskRunner.start`."""
         self._context = start_context()
 
     def run(
@@ -174,7 +174,7 @@ class SparkTaskRunner:
         *,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[Any]:
-        """Run a job with a task per part, and a shuffle before each stage; see `Runner.run`."""
+        """Run a job with a task per part, and a shuffle before each stage; see `TaskRunner.run`."""
         from pyspark import StorageLevel
 
         done = self._context.accumulator(0)
@@ -200,7 +200,7 @@ class SparkTaskRunner:
                 each.unpersist()
 
     def reason(self, error: Exception) -> str:
-        """Return the error of a task without the JVM's stack traces; see `Runner.reason`."""
+        """Return the error of a task without the JVM's stack traces; see `TaskRunner.reason`."""
         text = str(error)
         if errors := _TRACEBACK.findall(text):
             return str(errors[-1]).strip()

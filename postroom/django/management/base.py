@@ -29,7 +29,13 @@ class MailboxCommand(BaseCommand):  # type: ignore[misc] # Django has no types
         add = parser.add_argument
         add("--backend", default="default", metavar="ALIAS", help="Backend of TASKS; default: %(default)s.")
         add("--queue", action="append", default=[], metavar="NAME", help="Queue; default: all of QUEUES.")
-        add("--concurrency", type=int, default=1, metavar="N", help="Tasks of a queue at once; default: 1.")
+        add(
+            "--concurrency",
+            type=int,
+            default=1,
+            metavar="N",
+            help="Tasks of a queue that run at once; default: 1.",
+        )
         add(
             "--visibility",
             default=VISIBILITY,
@@ -44,7 +50,11 @@ class MailboxCommand(BaseCommand):  # type: ignore[misc] # Django has no types
         )
         add("--metrics-port", type=int, metavar="PORT", help="Serve metrics and health at this port.")
         add("--config", metavar="FILE", help="Settings file; default: ./postroom.toml, if it exists.")
-        add("--log-level", metavar="LEVEL", help="Of Postroom: debug, info, warning (default) or error.")
+        add(
+            "--log-level",
+            metavar="LEVEL",
+            help="Log level of Postroom: debug, info, warning (default) or error.",
+        )
 
     def run(
         self, command: str, function: Callable[[Session, PostroomBackend], Any], options: dict[str, Any]

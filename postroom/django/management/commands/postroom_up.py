@@ -13,7 +13,7 @@ from postroom.django.management.base import MailboxCommand
 
 
 class Command(MailboxCommand):
-    """All of a mailbox in one process."""
+    """The owner of a mailbox, a worker and the console in one process."""
 
     help = "Run the owner of the mailbox, a worker and the console in one process, until interrupted."
 
@@ -21,7 +21,12 @@ class Command(MailboxCommand):
         """Add the options of the console and the other parts."""
         super().add_arguments(parser)
         add = parser.add_argument
-        add("--http", default=DEFAULT_HTTP, metavar="ADDRESS", help="Of the console; default: %(default)s.")
+        add(
+            "--http",
+            default=DEFAULT_HTTP,
+            metavar="ADDRESS",
+            help="Address of the console; default: %(default)s.",
+        )
         add("--views", action="store_true", help="Also keep the read models of search up to date.")
         add("--reload", action="store_true", help="Start again when a Python file of this folder changes.")
 
