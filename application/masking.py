@@ -15,7 +15,7 @@ from postroom.domain.search import EventFilter
 __all__ = ["MASK", "NO_MASK", "Mask"]
 
 MASK = "[masked]"
-"""What stands in the place of a value."""
+"""Text in the place of a hidden value."""
 ANY = "*"
 """Part of a pointer that stands for every member of an object and every element of an array."""
 ALWAYS_SHOWN = frozenset(("message_id", "timestamp", "topic"))
@@ -83,10 +83,11 @@ class Mask(msgspec.Struct, frozen=True):
         return text.replace(f"Sent by {principal} to", f"Sent by {MASK} to")
 
     def hide_members(self, value: Any) -> Any:
-        """Return a value as JSON has it, without the values of members that are named as hidden headers.
+        """Return a JSON value without the values of members that have the names of hidden headers.
 
-        A list of principals, as of a filter, is hidden as the principal is. If anything is hidden, so are the
-        words and texts that the `spec` of a redrive job searches for, and its patch: they may quote it.
+        The principals of a filter are hidden if the header `principal` is. If anything is hidden, the words
+        and texts that the `spec` of a redrive job searches for, and its patch, are hidden, too: they may
+        quote it.
         """
         if isinstance(value, dict):
             return {name: self._hide_member(name, each) for name, each in value.items()}

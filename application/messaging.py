@@ -1,4 +1,4 @@
-"""What outbox and inbox share: monitors of their backlogs, cleanup, and the codec of their events."""
+"""Shared parts of outbox and inbox: monitors of their backlogs, cleanup, and the codec of their events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence

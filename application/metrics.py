@@ -1,4 +1,4 @@
-"""Metrics: counters, gauges and histograms, those of an owner's mailbox, and the state of dependencies."""
+"""Metrics: counters, gauges and histograms; the metrics of an owned mailbox; the state of dependencies."""
 
 import asyncio
 import math
@@ -225,7 +225,8 @@ class ReorderDepth:
 
     The depth of a delivery is the number of messages of its shard that were sent later and delivered before.
     A message whose delay was asked for, by its sender or by a nack, is not out of order, and neither is one
-    that was redriven: what counts is a message that its consumer, or the answer to it, was lost with.
+    that was redriven. A message counts if it was delivered late because its consumer, or the answer to its
+    consumer, was lost.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ PREVIEW_BYTES = 2 << 10
 """Number of bytes shown of a value that is not text."""
 ROW_BYTES = 16
 MAX_DECODED_BYTES = 8 << 20
-"""Size above which a payload is not decoded: of it, only the first part is looked at."""
+"""Size above which a payload is not decoded: only its first part is shown."""
 MAX_INDENT = 32
 _INDENT = 2
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]+')
@@ -44,7 +44,7 @@ class PayloadPreview(NamedTuple):
         format: how it was decoded; None for one that is hidden as a whole.
         size: bytes as it was sent.
         decoded_size: bytes when decompressed; None if it is not compressed, or that failed.
-        text: of JSON and text; the others have rows.
+        text: text of JSON and text payloads; other payloads have rows.
         is_complete: whether this is all of it.
         is_masked: whether some of it is hidden.
         problems: why it could not be decoded or violates its schema, each as a predicate of `the payload`.
@@ -114,7 +114,7 @@ def preview_payload(envelope: PrismEnvelope, decode: Decode, mask: Mask = NO_MAS
 
 
 def decode_bounded(envelope: PrismEnvelope, decode: Decode) -> DecodedPayload:
-    """Return a decoded payload; of one that is large, when decompressed or not, only the bytes."""
+    """Return a decoded payload; only the bytes of one that is large, compressed or decompressed."""
     data, encoding = envelope.payload.value, envelope.metadata.content_encoding
     size = len(data)
     if encoding in _WINDOW_BITS and not envelope.security.HasField("encryption"):

@@ -48,7 +48,7 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     Arguments:
         delivery: data from the owner.
-        mailbox: what settles it, if anything does; a pickled message leaves it behind.
+        mailbox: the mailbox that settles it, if any; it is not pickled with the message.
     """
 
     _delivery: MessageDelivery
@@ -101,12 +101,12 @@ class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
 
     @property
     def topic(self) -> str:
-        """Return the topic it was received from; of a copy, the name of the subscription."""
+        """Return the topic it was received from; for a copy, the name of the subscription."""
         return self._delivery.topic
 
     @property
     def published_topic(self) -> str:
-        """Return the topic that the sender named; of a copy that a subscription got, that of the original."""
+        """Return the topic that the sender named; for a subscription's copy, the topic of the original."""
         return self._open().topic
 
     @property

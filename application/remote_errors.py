@@ -43,7 +43,8 @@ def rebuild_error(code: str, message: str, retry_after_ms: int | None) -> Postro
     """Return the exception of an error's wire code (svc-mailbox C-10).
 
     An unknown code becomes Unavailable if the error may be retried, and Rejected if not; either keeps the
-    code. So do the kinds of Unavailable that concern only the server: a client repeats them all alike.
+    code. Kinds of Unavailable that concern only the server become Unavailable, too: a client repeats them all
+    alike.
 
     Arguments:
         retry_after_ms: pause before a repetition; None if the server gave none.

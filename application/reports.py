@@ -203,8 +203,8 @@ class DeletionReport(msgspec.Struct, frozen=True):
     Arguments:
         name: of the subscription.
         left: number of messages in its topic, which stay: the sum of `ready`, `in_flight` and `dead`.
-        ready, in_flight, dead, behind: numbers of messages. The subscription gets no copy of a message
-            that it is behind.
+        ready, in_flight, dead, behind: numbers of messages. Messages that it has yet to copy (`behind`) will
+            not be copied.
     """
 
     name: str

@@ -35,8 +35,8 @@ class Schedule(NamedTuple):
     Arguments:
         name: unique in the mailbox; the message's id is `{name}@{time of the tick}`.
         message: without an id.
-        missed: which of the ticks are sent that have passed while the process was suspended or the mailbox
-            could not be used: the last one, all, or none.
+        missed: which ticks are sent late, after the process was suspended or the mailbox could not be used:
+            the last one, all, or none.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Scheduler:
     an id once: run as many schedulers as availability needs. Ticks while none runs are not sent.
 
     Arguments:
-        now: returns the log time of the mailbox's owner, with a time zone: one time for all processes, which
-            no wall clock moves.
+        now: returns the log time of the mailbox's owner, with a time zone: the same for all processes, and
+            independent of their wall clocks.
     """
 
     def __init__(

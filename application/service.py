@@ -28,14 +28,14 @@ from postroom.domain.search import EventFilter, FoundMessage
 Answer = TypeVar("Answer", bound=Sent | Sequence[Sent | Rejected])
 
 RECOVERY_SECONDS = 5.0
-"""Time after which a refusal no longer counts: callers that heed a service that takes no writes send none."""
+"""Time after which a refusal no longer counts, as callers that heed `takes_writes` send nothing meanwhile."""
 
 
 class WriteHealth:
     """Outcome of the latest sends over all surfaces of a service.
 
-    Refusals count that the next sender may meet as well: the mailbox is saturated, or its store can't be
-    written. Those by a caller's quota do not.
+    A refusal counts if it may also meet the next sender: the mailbox is saturated, or its store can't be
+    written. Refusals by a caller's quota do not count.
     """
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ Raises: NotFound, or WrongOwner, for a mailbox that this process does not serve;
 def only(service: Service) -> FindService:
     """Return the lookup of a process that serves one mailbox, which ignores the name.
 
-    A server refuses another name after it has checked the token, and so shows its own to nobody else.
+    A server refuses another name only after it has checked the token, so that nobody else learns its own.
     """
     return lambda mailbox: service
 

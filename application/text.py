@@ -22,9 +22,10 @@ def printable(text: str, *, multiline: bool = True) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text with every character escaped that people can't see, such as directions and tags.
+    """Return text in which characters that people can't see, such as directions and tags, are escaped.
 
-    A model reads them, so they can hide text from people and show it to a model. Line feeds and tabs stay.
+    Language models read these characters, so they can show a model text that is hidden from people. Line
+    feeds and tabs stay.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""What workers say of themselves, and the registry of them that the owner of a mailbox keeps (ADR 0141)."""
+"""Reports of workers about themselves, and the registry in the owner of a mailbox (ADR 0141)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -133,7 +133,7 @@ class WorkerRegistry:
     """The workers of a mailbox, in the memory of its owner.
 
     At capacity, the principal with the most workers and handlers loses those that are silent for longest, so
-    that one can't displace the workers of others.
+    that no principal can displace the workers of others.
 
     Arguments:
         now: returns the log time, µs.

@@ -297,7 +297,8 @@ class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Arguments:
         reason: the error; its first 1,000 characters are stored.
-        delay_ms: delay before the next attempt, instead of the policy's backoff, or of none after a release.
+        delay_ms: delay before the next attempt, instead of the policy's backoff; after a release, instead of
+            no delay.
         action: `retry`; `reject` dead-letters it at once; `release` requeues it and counts no attempt.
         traceback: of the error; a message that becomes a dead letter keeps it.
     """

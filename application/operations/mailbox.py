@@ -110,9 +110,9 @@ class Mailbox:
 
     All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
     is reached, and Unavailable, with a retry time, when the mailbox can't be used now. The outcome of a
-    command that ends with Unavailable is unknown: it may have taken effect. Repeating it is safe for
-    everything but `redrive_dead_letters`, `purge_topic`, `rewind_subscription`, `delete_subscription`,
-    `run_schedule` and `delete_schedule`, and for sends that carry an `idem_key` or a `message_id`.
+    command that ends with Unavailable is unknown: it may have taken effect. Repeating it is safe except for
+    `redrive_dead_letters`, `purge_topic`, `rewind_subscription`, `delete_subscription`, `run_schedule` and
+    `delete_schedule`; repeating a send is safe if it carries an `idem_key` or a `message_id`.
     """
 
     @property
@@ -172,20 +172,20 @@ class Mailbox:
     ) -> AbstractAsyncContextManager[MessageStream]:
         """Receive messages for the length of a context, which yields an asynchronous iterator of them.
 
-        When the context ends, what was not settled is nacked without a delay, so that other consumers get it
-        at once. So is what a process leaves that ends, unless it owned the mailbox.
+        When the context ends, messages that were not settled are nacked without a delay, so that other
+        consumers get them at once. The same happens when the process ends, unless it owned the mailbox.
 
         Arguments:
             topic, visibility_ms, consumer: as of `receive_messages`.
-            max_messages: maximum number of unsettled messages at a time, 1 to 256. Those that this mailbox
-                acks or nacks, and those that time out, make room.
+            max_messages: maximum number of unsettled messages at a time, 1 to 256. Messages that this mailbox
+                acks or nacks, and messages that time out, make room.
             max_bytes: maximum total size of the payloads that are received at a time.
             heartbeat_ms: how often a connection without messages is checked, 250 to 60,000; one that is
                 silent for three heartbeats is lost, and another is made.
             wait_ms: the iteration ends after this time without a message, 1 to 60,000; None is never.
 
-        Raises, when messages are iterated over: what `receive_messages` raises, but Saturated. A server that
-            can't be reached for the time of a call ends the stream with Unavailable.
+        Raises, when messages are iterated over: the errors of `receive_messages` except Saturated. A server
+            that can't be reached for the time of a call ends the stream with Unavailable.
         """
 
     @operation(Right.ACK, "POST /v1/ack")
@@ -272,12 +272,13 @@ class Mailbox:
     ) -> list[MessageChange]:
         """Remove messages that are ready, delayed or in flight; their receipts are stale then.
 
-        The log keeps that they were cancelled, by whom and why. Dead letters are left to `purge_topic` and
-        redrive jobs.
+        The log records that they were cancelled, by whom and why. Dead letters are not cancelled; use
+        `purge_topic` or a redrive job.
 
         Arguments:
             ids: up to 1,000 message ids.
-            principal: who cancels them, for the record; a server enters that of the caller's capability.
+            principal: who cancels them, for the record; a server enters the principal of the caller's
+                capability.
 
         Returns: the outcome of each, in their order.
         """
@@ -313,8 +314,8 @@ class Mailbox:
         Another number of shards waits until the topic holds no messages (ADR 0098).
 
         Arguments:
-            policy: a mapping sets the fields that it names; the others go on following the globs and the
-                default policy, as does one that is None. A `TopicPolicy` sets all fields.
+            policy: a mapping sets the fields that it names; other fields, and fields set to None, follow the
+                globs and the default policy. A `TopicPolicy` sets all fields.
         """
 
     @operation(Right.READ_HEADERS, "GET /v1/settings", answer="settings")
@@ -329,12 +330,12 @@ class Mailbox:
     async def set_settings(self, changes: Changes, /, *, replace: bool = False) -> bool:
         """Change the settings of the mailbox; they apply from now on, and stay whoever owns it.
 
-        The changes are decided by the owner on the settings as they are then, so concurrent ones are not
-        lost. `preview_settings` tells what would expire at once.
+        The owner applies the changes to the settings as they are then, so concurrent changes are not lost.
+        `preview_settings` tells what would expire at once.
 
         Arguments:
-            replace: everything that the changes leave out becomes the default, but labels and the sections of
-                topics with labels.
+            replace: everything that the changes leave out becomes the default, except labels and the sections
+                of topics with labels.
 
         Returns: whether that changed anything.
         """
@@ -370,16 +371,16 @@ class Mailbox:
     ) -> SubscriptionReport:
         """Create a subscription, or change its filter from now on; idempotent.
 
-        A subscription is a topic, of its own name, that gets a copy of each message that is sent to a topic
-        of its filter, in the commit of the send. It is received from, settled, paused, redriven and given a
-        policy as any topic; nothing is sent to it.
+        A subscription is a topic with the name of the subscription. It gets a copy of each message that is
+        sent to a topic of its filter, in the commit of the send. Receive from it, settle, pause, redrive and
+        set its policy as with any topic; only sends to it are refused.
 
         Arguments:
             start: a new one also gets messages sent since this moment, as far as retention left them: a time,
                 or the position of the log after which it begins; 0 is the beginning. None is now. It does not
-                change one that exists; `rewind_subscription` does.
+                change a subscription that exists; `rewind_subscription` does.
             if_missing: only create it; one that exists stays as it is, and the report has its filter.
-            principal: who sets it, for the record; a server enters that of the caller's capability.
+            principal: who sets it, for the record; a server enters the principal of the caller's capability.
 
         Raises: InvalidRequest when the topic holds messages, and for another filter of a subscription that
             is not live; Saturated when the mailbox has too many subscriptions.
@@ -395,8 +396,8 @@ class Mailbox:
     ) -> RewindReport:
         """Empty the topic of a subscription, and copy the messages sent since a moment again.
 
-        Messages in flight are removed, too: their receipts are stale then. Those before `start` that were not
-        settled are not copied again.
+        Messages in flight are removed, too: their receipts are stale then. Unsettled messages from before
+        `start` are removed and not copied again.
 
         Arguments:
             start: a time, or the position of the log after which it begins; 0 is the beginning.
@@ -433,12 +434,12 @@ class Mailbox:
         """Create a schedule, or change it from now on; idempotent.
 
         The owner sends a message to its topic at each tick, in the commit that marks the tick as done, so
-        each is sent once. Another time counts from now on; other changes keep the ticks as they are.
+        each is sent once. A new time applies from now on; other changes keep the ticks as they are.
 
         Arguments:
-            from_code: it is what the code of a worker says: nothing changes unless another code was set last,
-                so that what an operator changed stays until the code changes.
-            principal: who sets it, for the record; a server enters that of the caller's capability.
+            from_code: a worker sets what its code says: nothing changes unless the code differs from what was
+                set by code last, so that what an operator changed stays until the code changes.
+            principal: who sets it, for the record; a server enters the principal of the caller's capability.
 
         Raises: InvalidRequest for an invalid expression or time zone, for the topic of a subscription, and
             for one whose messages are encrypted; FrameTooLarge; Saturated when there are too many schedules.
@@ -460,7 +461,7 @@ class Mailbox:
 
     @operation(Right.ADMIN, "PUT /v1/schedules/{name}/resume")
     async def resume_schedule(self, name: ScheduleName, /, *, principal: Principal = None) -> ScheduleReport:
-        """Send the ticks of a schedule again, those from now on; idempotent.
+        """Resume a schedule: its ticks from now on are sent; idempotent.
 
         Arguments:
             principal: as of `set_schedule`.
@@ -500,7 +501,7 @@ class Mailbox:
             name: up to 80 characters.
             query: what the page's link has after the `?`, up to 2,000 characters.
             replace: replace a search of this name that has another query.
-            principal: who saves it, for the record; a server enters that of the caller's capability.
+            principal: who saves it, for the record; a server enters the principal of the caller's capability.
 
         Raises: IdempotencyConflict when the name has another query, Saturated when there are too many.
         """
@@ -535,17 +536,18 @@ class Mailbox:
         previewed: Position | None = None,
         principal: Principal = None,
     ) -> RedriveReport:
-        """Start a job on what is dead-lettered now, or waits now; later failures and sends never join.
+        """Start a job on messages that are dead letters now, or wait now; later ones never join.
 
-        With the `cutoff` and the number of messages of a preview, the job is on what that showed: what has
-        changed since is skipped, and has an outcome with the reason, too.
+        With the `cutoff` and the number of messages of a preview, the job selects the messages that the
+        preview showed. Messages that have changed since are skipped, and listed with the reason.
 
         Arguments:
             job_id: a UUID, preferably a UUIDv7: starting it again with the same specification changes
                 nothing. None generates one.
             cutoff: `cutoff` of the preview; None is the end of the log.
             previewed: `matched` of the preview; None if there was none.
-            principal: who starts it, for the record; a server enters that of the caller's capability.
+            principal: who starts it, for the record; a server enters the principal of the caller's
+                capability.
 
         Raises: IdempotencyConflict when a job with this id has another specification, Saturated when too
             many jobs have not ended.
@@ -587,14 +589,14 @@ class Mailbox:
         """Pause, resume, cancel or undo a job, and return it; idempotent.
 
         What a job did before it was cancelled stays done. `undo` stops it, and makes the messages that it
-        redrove dead letters again, but for those that were received or removed since.
+        redrove dead letters again, except messages that were received or removed since.
 
         Arguments:
             action: `pause`, `resume`, `cancel` or `undo`.
             principal: as of `start_redrive`.
 
-        Raises: NotFound for an unknown job; InvalidRequest for a job that has ended, and for the undoing of
-            one that does not redrive.
+        Raises: NotFound for an unknown job; InvalidRequest for a job that has ended, and for undoing a job
+            that does not redrive.
         """
 
     @operation(Right.READ_HEADERS, "GET /v1/messages/{msg_id}")
@@ -609,7 +611,7 @@ class Mailbox:
         """Wait until a message is acked, dead-lettered or removed, and return which, with its result.
 
         Arguments:
-            wait_ms: maximum wait, up to 60,000; a message that is not ended then is returned as it is.
+            wait_ms: maximum wait, up to 60,000; a message that has not ended by then is returned as it is.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
@@ -682,19 +684,20 @@ class Mailbox:
         """Tell the owner what a worker is and does; a worker repeats it every 10 s, as long as it runs.
 
         The owner keeps it in memory: after 30 s without a report, a worker is stale, and after an hour
-        forgotten. Under a capability that is limited to topics, handlers of others are left out.
+        forgotten. Under a capability that is limited to topics, handlers of other topics are left out.
 
         Arguments:
             id_: a UUID of this run of the worker.
             ended: the run ends, and is forgotten.
-            principal: whose worker it is; a server enters that of the caller's capability.
+            principal: whose worker it is; a server enters the principal of the caller's capability.
         """
 
     @operation(Right.READ_HEADERS, "GET /v1/workers", answer="workers")
     async def list_workers(self) -> list[WorkerReport]:
         """Return the workers that reported within an hour and have not ended, stale ones last.
 
-        The owner knows them since it opened the mailbox, up to 4,000 of workers and their handlers.
+        The owner knows the workers that reported since it opened the mailbox: up to 4,000 workers and
+        handlers.
         """
 
     @operation(Right.READ_PAYLOAD, "GET /v1/peek", answer="messages")
@@ -705,9 +708,9 @@ class Mailbox:
     async def search_messages(self, filter_: EventFilter, /) -> Page[FoundMessage]:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
 
-        The read models are searched, which know what a rebuild or a follower has processed; of a mailbox in
-        memory, the unsettled messages. Answers over HTTP, and to callers who may not read payloads, have no
-        envelopes.
+        The search reads the read models, which have what a rebuild or a follower has processed; in a mailbox
+        in memory, it reads the unsettled messages. Answers over HTTP, and to callers who may not read
+        payloads, have no envelopes.
 
         Raises: NotFound before the first rebuild; InvalidRequest for a filter that names another mailbox.
         """

@@ -33,7 +33,7 @@ C = TypeVar("C", bound=type[Any])
 Arguments = Mapping[str, Any]
 """The arguments of a call by name: all of them, each checked."""
 Call = Callable[["Operation", Arguments], Awaitable[Any]]
-"""How guards, namespaces, shared mailboxes and clients answer operations: each in its own way."""
+"""Function that answers an operation; guards, namespaces, shared mailboxes and clients have their own."""
 
 
 class Check(NamedTuple):
@@ -41,7 +41,7 @@ class Check(NamedTuple):
 
     Arguments:
         check: returns the value to use, or raises InvalidRequest.
-        pattern: what ASCII text matches that `check` returns unchanged.
+        pattern: matches ASCII text that `check` returns unchanged.
     """
 
     check: Callable[[Any], Any]
@@ -49,13 +49,13 @@ class Check(NamedTuple):
 
 
 class Title(NamedTuple):
-    """Metadata of an argument that errors call by this title instead of by its name."""
+    """Metadata of an argument: its title in errors, instead of its name."""
 
     title: str
 
 
 class SentAs(NamedTuple):
-    """Metadata of an argument that the contracts of network surfaces name otherwise."""
+    """Metadata of an argument: its name in the contracts of network surfaces."""
 
     name: str
 
@@ -73,7 +73,8 @@ class Parameter(NamedTuple):
         is_sent: whether network clients send it; `sent_as` is its name there.
         check: returns the value to use, or raises InvalidRequest.
         valid: an expression that is true for most values that `check` returns unchanged; "" for none.
-        matches: what the expression calls as `matches_` and the name of the parameter; None for nothing.
+        matches: function that the expression calls as `matches_` with the name of the parameter; None if it
+            calls none.
     """
 
     name: str
@@ -209,7 +210,7 @@ def arguments_struct(
 
     Arguments:
         parameters: those of the request; None for all.
-        types: of arguments, by name, that have other bounds in a contract.
+        types: types, by name, of arguments that have other bounds in a contract.
     """
     fields: list[Any] = []
     for each in operation.parameters if parameters is None else parameters:
@@ -252,8 +253,8 @@ def read_operations(port: type) -> dict[str, Operation]:
 def derive(port: type) -> Callable[[C], C]:
     """Give a class the operations of a port that it lacks.
 
-    They check their arguments and await a `Call`: the method that is named as the operation, after an
-    underscore, if the class has it; else `_call`.
+    They check their arguments and await a `Call`: the method with the name of the operation after an
+    underscore if the class has one; else `_call`.
     """
 
     def fill(kind: C) -> C:

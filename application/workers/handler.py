@@ -204,7 +204,7 @@ def _reader(annotation: Any) -> Callable[[MessageResult], Any]:
 
 
 def _json_codec(type_: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], bytes]]:
-    """Return functions that parse and write validated JSON: of msgspec, or of pydantic if it must be.
+    """Return functions that parse and validate JSON, and that write it: of msgspec, or else of pydantic.
 
     Raises: TypeError, or an error of pydantic, when neither can.
     """

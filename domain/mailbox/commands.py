@@ -267,8 +267,8 @@ class SetSchedule(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         stream: id of the events of a new one, 16 random bytes.
-        from_code: whether the code of a worker says so. Then an existing schedule is changed only if the code
-            differs from what was set by code last, so that a change by an operator stays until the code
+        from_code: whether a worker sets what its code says. Then an existing schedule is changed only if the
+            code differs from what was set by code last, so that a change by an operator stays until the code
             changes.
         principal: see `ScheduleSet`.
     """
