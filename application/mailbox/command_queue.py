@@ -136,8 +136,7 @@ class PendingRequests:
         """Add a request.
 
         Arguments:
-            state: state of the mailbox, to find the topics of settled messages and the subscriptions of
-                topics.
+            state: of the mailbox, to find topics of settled messages and subscriptions of topics.
 
         Raises: Saturated when there is no room.
         """
