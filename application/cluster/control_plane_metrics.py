@@ -87,12 +87,12 @@ class ControlPlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Intervals of an admin, in ms.
 
     Arguments:
-        member_ttl_ms: after which a proxy or runner that did not register again counts as gone.
-        poll_ms: between two reads of the log of leases, at least, unless this admin writes to it.
-        expiry_ms: between two searches for leases and proxies that expired.
-        projection_ms: between two updates of RFC-049's tables.
-        cleanup_ms: between two removals of events that no fold needs.
-        call_ms: in which the lease store must answer.
+        member_ttl_ms: time without a registration after which a proxy or runner counts as gone.
+        poll_ms: least pause between two reads of the log of leases, unless this admin writes to it.
+        expiry_ms: pause between two searches for leases and proxies that expired.
+        projection_ms: pause between two updates of RFC-049's tables.
+        cleanup_ms: pause between two removals of events that no fold needs.
+        call_ms: time in which the lease store must answer.
     """
 
     member_ttl_ms: int = 15_000
@@ -143,7 +143,7 @@ class LeasePolicies(msgspec.Struct, frozen=True):
 
 
 def scale_policy(policy: LeasePolicy, ttl_ms: int) -> LeasePolicy:
-    """Return a policy with another TTL, whose other durations have the same share of it."""
+    """Return a policy with another TTL, and with its other durations scaled in proportion."""
 
     def scale(duration_ms: int) -> int:
         return min(MAX_LEASE_MS, max(1, -(-duration_ms * ttl_ms // policy.ttl_ms)))
@@ -157,7 +157,7 @@ def scale_policy(policy: LeasePolicy, ttl_ms: int) -> LeasePolicy:
 
 
 class LeaseMetrics:
-    """What became of the requests of a runner for leases."""
+    """Outcomes of the requests of a runner for leases."""
 
     def __init__(self) -> None:
         self.acquisitions: Counter[str] = Counter()

@@ -35,7 +35,8 @@ class BlockingThreads:
     """`Blocking` in daemon threads, since a function that hangs must not keep the process from ending.
 
     Arguments:
-        timeout_ms: for one function, with its wait for a thread; one that is late goes on unobserved.
+        timeout_ms: time for a function, including the wait for a thread; a late one goes on, but its result
+            is lost.
     """
 
     def __init__(self, name: str, timeout_ms: int) -> None:
@@ -62,9 +63,9 @@ class BlockingThreads:
 WAIT_MS = 1_000
 """How long an admin waits for the lease store to tell it of an event, at most."""
 AT_ONCE = 8
-"""Leases that are let expire at the same time."""
+"""Maximum number of leases that are expired at the same time."""
 MIN_PAUSE_MS, MAX_PAUSE_MS = 50, 2_000
-"""Between two attempts while the lease store can't be used."""
+"""Pause between two attempts while the lease store can't be used."""
 
 
 class LeaseFollower:

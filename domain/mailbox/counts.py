@@ -27,9 +27,9 @@ class TopicCount(msgspec.Struct, frozen=True, gc=False):
 def count(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCount]:
     """Return the message counts and the oldest send time of each shard at `now` (µs).
 
-    Topics know the counts of their shards, so a million messages that wait or are dead letters take no longer
-    than a few. Messages in flight are looked at one by one, and all messages beside topics with priorities,
-    ordered or fair keys.
+    Topics know the counts of their shards, so a million waiting messages or dead letters take no longer than
+    a few. Messages in flight are looked at one by one. If a topic has priorities, ordered keys or fair keys,
+    `count_each` counts all messages one by one.
 
     Arguments:
         name: only of this topic.
@@ -62,7 +62,7 @@ def count(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCoun
 
 
 def count_each(mailbox: Mailbox, now: int, name: str | None = None) -> list[TopicCount]:
-    """Return what `count` does, by a look at each message."""
+    """Return what `count` does, by counting the messages one by one."""
     rows: dict[tuple[str, int], list[int]] = {}
     oldest: dict[tuple[str, int], int] = {}
     for message in mailbox.messages.values():  # maybe a million
@@ -97,8 +97,8 @@ class TopicSummary(msgspec.Struct, frozen=True, gc=False):
         policy: its policy, if a section of the settings matches it; None when the default policy applies.
         oldest_at: send time (µs) of its oldest message that is no dead letter.
         dead_letterings: number of its dead-letterings by reason, since the mailbox holds the topic.
-        shards_in_use: number of shards that its messages are spread among, if its policy's number waits until
-            there are none; None if it does not wait.
+        shards_in_use: number of shards among which its messages are spread, if another number in its policy
+            waits until the topic is empty; else None.
         held_keys: number of ordered keys whose messages wait for a dead letter to be redriven or removed.
         receivers: number of receives that wait for its messages now; 0 unless the owner answers.
     """

@@ -31,7 +31,7 @@ _by_position, _by_last = attrgetter("position"), attrgetter("last")
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some of the changes: first messages settled, then others changed; and keys were added by topic."""
+    """A part of the changes, applied in this order: settled messages, changed messages, keys by topic."""
 
     messages: list[Message] = []
     settled: list[bytes] = []
@@ -44,7 +44,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _FormerMessage(msgspec.Struct, array_like=True):
-    """A message of versions before 10, whose `Deliveries` were among its own fields."""
+    """A message as versions before 10 stored it: with the fields of `Deliveries` among its own."""
 
     stream: bytes
     version: int
@@ -90,7 +90,7 @@ class _FormerChunk(msgspec.Struct, array_like=True):
 class TopicHead(msgspec.Struct, frozen=True, array_like=True):
     """State of a topic besides its messages and keys; keys of `dropped_until` (µs) and before are void.
 
-    `shards_in_use` is 0 before version 6, which did not know it. The buckets are of the topic and its keys.
+    `shards_in_use` is 0 in snapshots of versions before 6. The buckets are of the topic and its keys.
     """
 
     dropped_until: int
@@ -103,7 +103,7 @@ class TopicHead(msgspec.Struct, frozen=True, array_like=True):
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """State of a mailbox besides its messages and keys, after the event at `position`.
 
-    Before version 6 it had the `policies` of topics, and no `stored_settings`.
+    Snapshots of versions before 6 have the `policies` of topics, and no `stored_settings`.
     """
 
     position: int
@@ -167,14 +167,14 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
-    """What changed in a mailbox since the part before; with the rows from `since` on, a snapshot.
+    """Changes of a mailbox since the previous part; the rows from `since` on are a snapshot.
 
     A large part is stored in several rows at consecutive positions; the last is the part's own.
 
     Arguments:
         since: position of the first row that is needed; 0 if this one needs none before it.
         previous: digest of the row before; empty if none is needed.
-        head: of the mailbox at this part; the earlier parts' rows are not needed.
+        head: head of the mailbox at this part; the heads of earlier parts are not needed.
         chunks: encoded `Chunk`s, oldest first.
         rows_after: number of rows of the same part after this one.
     """
@@ -257,7 +257,7 @@ def restore_snapshot(parts: Sequence[SnapshotPart], name: str) -> Mailbox | None
 
 
 def _share_values(messages: Sequence[Message]) -> None:
-    """Have messages share equal values, as those that were sent together do: each would take 32 bytes."""
+    """Let messages share equal values, as messages sent together do; a copy would take 32 bytes each."""
     values: dict[int, int] = {}
     topics: dict[str, str] = {}
     share, share_topic = values.setdefault, topics.setdefault

@@ -45,11 +45,11 @@ def create_queue(policy: TopicPolicy) -> Shard | PriorityShard:
 class Topic:
     """Destination of messages: its shards, dead letters and replay window.
 
-    `dead_by_shard` is the number of dead letters of each shard that has any, and `dead_letterings` how many
-    messages became dead letters by reason, for metrics (svc-mailbox C-4). `shards_in_use` is the number
-    of shards among which its messages are spread: another one of the policy waits until there are none.
-    `unique` has the unsettled message of each unique key. With fair keys, `ring` has the messages that wait.
-    `bucket` has the tokens of its rate. `shared` has the counts of the topics that share its limits.
+    `dead_by_shard` counts dead letters by shard, and `dead_letterings` counts dead-letterings by reason, for
+    metrics (svc-mailbox C-4). `shards_in_use` is the number of shards among which its messages are spread:
+    another number in the policy waits until the topic is empty. `unique` has the unsettled message of each
+    unique key. With fair keys, `ring` has the messages that wait. `bucket` has the tokens of its rate.
+    `shared` has the counts of the topics that share its limits.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Topic:
         return self.in_flight if self.shared is None else self.shared.in_flight
 
     def share(self, shared: SharedLimits | None, now: int) -> None:
-        """Count with other topics from `now` (µs) on, or no longer."""
+        """Share limits with other topics from `now` (µs) on; None ends this."""
         if self.shared is not None:
             self.shared.topics -= 1
             self._bucket, self.shared = copy(self.shared.bucket), None
@@ -159,7 +159,7 @@ class Topic:
     def change_policy(
         self, policy: TopicPolicy, messages: Callable[[], Mapping[str, list[Message]]], now: int
     ) -> None:
-        """Apply a policy at `now` (µs); it may order the messages of the mailbox, by topic, otherwise."""
+        """Apply a policy at `now` (µs); `messages` returns messages by topic, if they must be reordered."""
         queue, rate = queue_of(self.policy), self.rate
         self.policy = policy
         if self.bucket is not None:
@@ -209,7 +209,7 @@ class Topic:
             shard.unhold(message, now)
 
     def _held_by(self, message: Message) -> KeyedShard | None:
-        """Return the shard whose keys a dead letter holds; None for one that holds none."""
+        """Return the shard in which a dead letter holds its key; None if it holds no key."""
         if not self.policy.dead_letters_hold_keys or message.reason == REPLACED:
             return None
         shard = self.shard(message.shard)
@@ -236,7 +236,7 @@ class Topic:
         return () if self.ring is None else self.ring.keys_at_limit
 
     def count_keys(self) -> Iterator[tuple[str, int]]:
-        """Yield ordered or fair keys with numbers of their messages that wait, which add up."""
+        """Yield ordered or fair keys with their numbers of waiting messages; numbers of one key add up."""
         if not self.policy.ordered_keys:
             return iter(()) if self.ring is None else self.ring.count_keys()
         shards = (each for each in self.shards.values() if isinstance(each, KeyedShard))
@@ -249,7 +249,7 @@ class Topic:
         """Yield the messages that may be delivered at `now` (µs); remove none.
 
         Arguments:
-            offset: another one begins with another shard, so that none starves.
+            offset: callers vary it to begin with another shard, so that no shard starves.
         """
         messages: Iterator[Message]
         if self.ring is not None:
@@ -366,7 +366,7 @@ class Topic:
         """Return whether the topic has no messages, idempotency keys and recent deliveries at `now` (µs)."""
         if not self.is_empty or not self.window.is_expired(now - self.policy.replay_window_ms * MS):
             return False
-        others = self.shared is not None and self.shared.topics > 1  # have the bucket
+        others = self.shared is not None and self.shared.topics > 1  # which keep the bucket
         limits = [(self.rate, [] if others or self.bucket is None else [self.bucket])]
         if self.ring is not None:
             limits.append((self.ring.rate, list(self.ring.buckets.values())))
