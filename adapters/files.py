@@ -1,4 +1,4 @@
-"""Files: writes that survive a crash, locks, and changes as the kernel tells them (inotify(7))."""
+"""Files: writes that survive a crash, locks, and changes that the kernel reports (inotify(7))."""
 
 import ctypes
 import errno
@@ -39,15 +39,15 @@ _BYTES = 65_536
 
 
 class FileChanges:
-    """The next change of each of some files: its content, its name, or in a folder new names.
+    """Watch for the next change of each of some files: its content, its name, or new names in a folder.
 
-    The kernel tells a change when it begins: what a database commits can be read a little later. On systems
-    without inotify, and where processes may have no more of it, nothing is told.
+    The kernel reports a change when it begins, so what a database commits can be read only a little later.
+    Nothing is reported on systems without inotify, or when its limit of watches is reached.
     """
 
     def __init__(self) -> None:
         self.descriptor = -1
-        """It is readable when a file has changed; negative where nothing is told."""
+        """Readable when a file has changed; negative if no change is reported."""
         if not sys.platform.startswith("linux"):
             return
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -74,7 +74,7 @@ class FileChanges:
         return is_told
 
     def clear(self) -> None:
-        """Forget the changes that were told."""
+        """Forget the changes that were reported."""
         try:
             while self.descriptor >= 0:
                 os.read(self.descriptor, _BYTES)

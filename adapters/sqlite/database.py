@@ -53,7 +53,7 @@ class _File:
 
 _files: dict[FileId, _File] = {}
 _inherited: dict[FileId, list["_Connection"]] = {}
-"""Files that were open in the process from which this one was forked, with connections not to be closed."""
+"""Files that were open in the parent process at the fork; their connections must not be closed."""
 _mutex = RLock()
 """Guards `_files`. The garbage collector may close connections in a thread that holds it."""
 _is_opening = False
@@ -167,7 +167,7 @@ def connect(
     return _configure(
         connection,
         f"busy_timeout = {BULK_BUSY_TIMEOUT_MS if is_bulk else BUSY_TIMEOUT_MS}",
-        *(["auto_vacuum = INCREMENTAL"] if can_shrink else []),  # before the first page is written
+        *(["auto_vacuum = INCREMENTAL"] if can_shrink else []),  # must precede the first page
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
         f"wal_autocheckpoint = {BULK_CHECKPOINT_PAGES if is_bulk else CHECKPOINT_PAGES}",
@@ -195,8 +195,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def written_files(path: Path) -> tuple[Path, Path]:
-    """Return the files that a commit changes: that of the database and its log."""
-    file = path.resolve()  # beside which SQLite writes its log, if the path is a link
+    """Return the files that a commit changes: the database and its write-ahead log."""
+    file = path.resolve()  # SQLite writes its log beside the target of a link
     return file, file.with_name(f"{file.name}-wal")
 
 
@@ -204,7 +204,7 @@ Mode = Literal["ro", "rw", "rwc", "ro&immutable=1"]
 
 
 def open_file(path: Path, mode: Mode = "rwc", **options: Any) -> sqlite3.Connection:
-    """Open a file, of a store or of a user.
+    """Open a SQLite file, of a store or of a user.
 
     SQLite counts a process's locks in its memory, which a forked process inherits without the locks: if it
     opened a file that was open at the fork, the two would overwrite each other.
@@ -263,7 +263,7 @@ def _use(connection: _Connection, path: Path) -> bool:
 
 
 def _version(path: Path) -> tuple[object, ...]:
-    """Return what changes when a file is written, or replaced, or opened in WAL mode."""
+    """Return values that change when a file is written, or replaced, or opened in WAL mode."""
     try:
         status = path.stat()
     except OSError:
@@ -274,7 +274,7 @@ def _version(path: Path) -> tuple[object, ...]:
 
 def _forget_files() -> None:
     global _mutex, _is_opening
-    _mutex, _is_opening = RLock(), False  # a thread of the parent may hold the former one
+    _mutex, _is_opening = RLock(), False  # a thread of the parent may hold the former lock
     _closed.clear()
     for id_, file in _files.items():
         _inherited.setdefault(id_, []).extend(file.connections)

@@ -26,10 +26,11 @@ from postroom.domain.errors import Unavailable
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
 QUIET_SECONDS, LOST_SECONDS = 2.0, 5.0
-"""Time without a commit after which the file is polled no more until the kernel tells a change, or the second
-time has passed: what it tells may be lost, as on a network's file system."""
+"""Time without a commit after which polling stops, and time after which it resumes even if the kernel reports
+no change: reports may be lost, as on a network file system.
+"""
 COMMIT_SECONDS = 0.002
-"""Time that a commit usually takes after its first write, which is what the kernel tells."""
+"""Time that a commit usually takes after its first write, which is what the kernel reports."""
 BATCH_BYTES = 8 << 20
 COUNT_BUSY_SECONDS = 1.0
 """Time for which a count waits for a program that locks the file."""
@@ -41,9 +42,9 @@ _File = tuple[int, int]
 class SqliteMessageOutbox(MessageOutbox):
     """Messages for one mailbox in a SQLite file; the file and its table may be created later.
 
-    `PRAGMA data_version`, which changes with every commit of another connection, is polled instead of the
-    table while the file changes; after that the kernel tells the next change. A file that replaces another,
-    such as a backup that is restored, is opened in its place.
+    While the file changes, it polls `PRAGMA data_version`, which changes with every commit of another
+    connection, instead of the table; after that, the kernel reports the next change. If another file replaces
+    the file, such as a restored backup, it opens that file.
     """
 
     def __init__(self, path: str | Path, mailbox: str) -> None:
@@ -82,7 +83,7 @@ class SqliteMessageOutbox(MessageOutbox):
             quiet = now() - since
             if quiet < QUIET_SECONDS or not self._watch():
                 await asyncio.sleep(poll_pause(quiet, POLL_SECONDS, MAX_POLL_SECONDS))
-            elif self._data_version() == self._version:  # else it changed before it was watched
+            elif self._data_version() == self._version:  # otherwise the file changed before the watch
                 await wait_at_most(LOST_SECONDS, self._changed.wait())
                 if self._changed.is_set():
                     await asyncio.sleep(COMMIT_SECONDS)
@@ -95,7 +96,7 @@ class SqliteMessageOutbox(MessageOutbox):
             self._version, since = version, now()
 
     def _watch(self) -> bool:
-        """Have the next change set the event; return False where the kernel does not tell it."""
+        """Make the next change set the event; return False where the kernel does not report it."""
         if self._changes is None:
             self._changes = FileChanges()
             if self._changes.descriptor >= 0:
@@ -289,6 +290,6 @@ def _key(row: RecordedMessage) -> dict[str, object]:
         row.id.encode()
     except UnicodeEncodeError:
         return {"position": row.position, "id": row.id.encode(errors="surrogateescape")}
-    except AttributeError:  # SQLite stores what it is given: a BLOB
+    except AttributeError:  # SQLite also stores a BLOB as id
         pass
     return {"position": row.position, "id": row.id}

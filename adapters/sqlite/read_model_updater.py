@@ -59,11 +59,11 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             self._changes = None
 
     def wait_for_commit(self, seconds: float) -> bool | None:
-        """Wait for the kernel to tell of a change; see `FollowedLog.wait_for_commit`."""
+        """Wait for the kernel to report a change; see `FollowedLog.wait_for_commit`."""
         if self._changes is None:
             self._changes = FileChanges()
             self._watch()
-            return True  # of what was committed before
+            return True  # for what was committed before
         if not self._is_watching:
             self._watch()
             return None
