@@ -7,6 +7,7 @@ written. Checks, codecs, routes and clients are made from it (ADR 0112).
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial, wraps
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
@@ -26,6 +27,7 @@ import msgspec
 from postroom.application.page import Page
 from postroom.domain.arguments import MAX_INT, check_choice, check_int, check_items, check_text, check_type
 from postroom.domain.capability.rights import Right
+from postroom.domain.errors import InvalidRequest
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 C = TypeVar("C", bound=type[Any])
@@ -311,6 +313,8 @@ def _check_of(name: str, hint: Any) -> Callable[[Any], Any]:
     if get_origin(kind) in (Union, UnionType) and NoneType in choices:
         (other,) = (each for each in choices if each is not NoneType)
         return partial(_check_optional, _check_of(name, other))
+    if get_origin(kind) in (Union, UnionType):
+        return partial(_check_any, [_check_of(name, each) for each in choices])
     if get_origin(kind) is Literal:
         return lambda value: check_choice(name, value, choices)
     if get_origin(kind) is Sequence:
@@ -345,6 +349,14 @@ def _valid(name: str, hint: Any) -> str:
 
 def _check_optional(check: Callable[[Any], Any], value: object) -> Any:
     return None if value is None else check(value)
+
+
+def _check_any(checks: Sequence[Callable[[Any], Any]], value: object) -> Any:
+    """Return what the first check returns that accepts the value; raise the error of the last one."""
+    for check in checks[:-1]:
+        with suppress(InvalidRequest):
+            return check(value)
+    return checks[-1](value)
 
 
 def _check_all(name: str, check: Callable[[Any], Any], values: object) -> list[Any]:

@@ -163,8 +163,8 @@ if not IS_OWN_PROCESS:
     ) -> None:
         monkeypatch.setattr("postroom.adapters.clickhouse.read_models.SCAN_PAGE_ROWS", 20)
         store = tmp_path / "store.db"
-        payload = Random(0).randbytes(200_000)  # the answer exceeds what sockets buffer
-        send(store, "box0@test", [NewMessage(topic="shop", payload=payload)] * 100)
+        notes = (Random(number).randbytes(8_000).hex() for number in range(2_000))  # more than sockets buffer
+        send(store, "box0@test", [NewMessage("shop", b"", attrs={"note": each}) for each in notes])
         with clickhouse_server(tmp_path / "models") as server:
             build_without_spark(store, into=server.url)
             monkeypatch.setattr(database, "ANSWER_SECONDS", 3)
