@@ -19,8 +19,8 @@ from postroom.adapters.nats.definitions import (
     StreamStatus,
     Value,
 )
+from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.streams import Plan, apply_plan, make_plan
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.cloudevents import AMQP, KAFKA, MAILBOX, NATS

@@ -4,21 +4,25 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import msgspec
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from postroom.adapters.nats.api import (
+    API,
+    ATTEMPT_SECONDS,
+    NO_HEADERS,
+    STREAM_NOT_FOUND,
+    ApiError,
+    JetStreamApi,
+)
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.domain.errors import Unavailable
 
-T = TypeVar("T")
-
-ATTEMPT_SECONDS = 1.5
 FIRST_ATTEMPTS_SECONDS = 0.3, 0.6
-"""The same of the first requests to the API, which a stream without a leader does not answer."""
+"""Seconds of the first requests to the API, which a stream without a leader does not answer."""
 PAUSE_SECONDS = 0.05
 PAGE_MESSAGES, PAGE_BYTES = 500, 8 << 20
 """Bounds of the messages that one request reads."""
@@ -26,11 +30,8 @@ MAX_BATCH = 1_000
 """The most messages that NATS takes in an atomic batch."""
 HEADER_BYTES = 512
 """Upper bound of the headers of a message."""
-API = "$JS.API"
 _NO_MESSAGE = (10037, 10043)
-_NO_STREAM = 10059
 _WRONG_LAST_SEQUENCE = (10071, 10164)
-_NO_HEADERS = b"NATS/1.0\r\n\r\n"
 
 
 class StoredMessage(NamedTuple):
@@ -41,21 +42,32 @@ class StoredMessage(NamedTuple):
     data: bytes
 
 
-class ApiError(Exception):
-    """JetStream answered with an error.
+class Outgoing(NamedTuple):
+    """A message to be appended.
 
     Arguments:
-        is_final: whether a repetition would be refused, too.
+        expected: sequence of the last message of its subject, or 0; None for any, and after the first message
+            of a subject in an append.
     """
 
-    def __init__(self, number: int, reason: str, *, is_final: bool) -> None:
-        super().__init__(f"{reason} (NATS error {number})")
-        self.number = number
-        self.is_final = is_final
+    subject: str
+    data: bytes
+    expected: int | None = None
 
 
 class SubjectChanged(Exception):
-    """A message was not stored, as the last message of its subject is not the expected one."""
+    """Messages were not stored, as the last message of a subject is not the expected one.
+
+    Arguments:
+        refused: the message that names the expected one.
+        other: the message after the expected one, if an attempt before had no answer; else None. That attempt
+            may have been stored if the stream has removed messages of the subject since.
+    """
+
+    def __init__(self, refused: Outgoing, other: StoredMessage | None) -> None:
+        super().__init__(f"Subject {refused.subject} has another last message than {refused.expected}.")
+        self.refused = refused
+        self.other = other
 
 
 class StreamMissing(Exception):
@@ -75,6 +87,7 @@ class StreamClient:
 
     def __init__(self, client: SupervisedClient, stream: str, *, is_atomic: bool) -> None:
         self._client = client
+        self._api = JetStreamApi(client)
         self.stream = stream
         self.is_atomic = is_atomic
 
@@ -86,43 +99,66 @@ class StreamClient:
     async def append(
         self, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
     ) -> int:
-        """Store messages of one subject in their order, all or none, and return the sequence of the last one.
-
-        An attempt without an answer is repeated: of all attempts at most one can be stored, as each names the
-        last sequence of the subject. It is believed to be stored when the stream has it.
+        """Store messages of one subject in their order, and return the sequence of the last one.
 
         Arguments:
             parts: several are an atomic batch; a stream without those has them all, or a beginning of them.
             expected: sequence of the last message of the subject, or 0; None for any.
 
-        Raises: SubjectChanged when the subject has another last message, Unavailable when it is unknown
-            whether they are stored.
+        Raises: as `append_all`.
         """
         if len(parts) > 1 and not (self.is_atomic and len(parts) <= MAX_BATCH):
             for part in parts:
                 expected = await self.append(subject, [part], expected, deadline)
             return expected or 0
+        messages = [Outgoing(subject, part) for part in parts]
+        messages[0] = messages[0]._replace(expected=expected)
+        return await self.append_all(messages, deadline)
+
+    async def append_all(self, messages: Sequence[Outgoing], deadline: float) -> int:
+        """Store messages, all or none, with adjacent sequences, and return the last of these.
+
+        An attempt without an answer is repeated: of all attempts at most one can be stored, as each names the
+        last sequences of the subjects. It is believed to be stored when the stream has it.
+
+        Arguments:
+            messages: one, or up to `MAX_BATCH` of a stream with atomic batches.
+
+        Raises: SubjectChanged when a subject has another last message, Unavailable when it is unknown whether
+            they are stored.
+        """
         what = f"It is unknown whether stream {self.stream} has stored messages"
+        is_first = True
         while True:
             try:
-                return await self._publish(subject, parts, expected, deadline)
+                return await self._publish(messages, deadline)
             except ApiError as refused:
                 reason: Exception = refused
-                if refused.number in _WRONG_LAST_SEQUENCE and expected is not None:
-                    stored = await self.next(subject, expected + 1, deadline)
-                    if stored is not None and stored.data == parts[0]:
-                        return stored.sequence + len(parts) - 1
-                    if stored is not None or await self._has_other_end(subject, expected, deadline):
-                        raise SubjectChanged from refused
+                if refused.number in _WRONG_LAST_SEQUENCE:
+                    stored = await self._find_attempt(messages, deadline, is_first=is_first)
+                    if stored is not None:
+                        return stored
                 elif refused.is_final:
                     raise Unavailable(f"Stream {self.stream} refuses a message: {refused}.") from refused
             except (NatsError, OSError, TimeoutError) as error:
                 reason = error
+            is_first = False
             await self._pause(deadline, what, reason)
 
-    async def last(self, subject: str, deadline: float) -> StoredMessage | None:
-        """Return the last message of a subject, which may have wildcards, or None."""
-        return await self._get({"last_by_subj": subject}, deadline)
+    async def last(self, subject: str, deadline: float, at_least: int = 0) -> StoredMessage | None:
+        """Return the last message of a subject, which may have wildcards, or None.
+
+        Arguments:
+            at_least: sequence of a message of the subject that was stored before, or 0. An older answer comes
+                from a leader that was paused and does not yet know of its successor; it is asked again.
+        """
+        while True:
+            message = await self._get({"last_by_subj": subject}, deadline)
+            sequence = 0 if message is None else message.sequence
+            if sequence >= at_least:
+                return message
+            reason = f"its leader answers with message {sequence}, but {at_least} was stored"
+            await self._pause(deadline, f"Stream {self.stream} could not be read", TimeoutError(reason))
 
     async def next(self, subject: str, sequence: int, deadline: float) -> StoredMessage | None:
         """Return the first message of a subject from a sequence on, or None."""
@@ -134,7 +170,7 @@ class StreamClient:
         where = f"{API}.DIRECT.GET.{self.stream}".encode()
         with suppress(NatsError, OSError, TimeoutError):
             seconds = max(min(ATTEMPT_SECONDS, deadline - _now()), 0.001)
-            reply = await self._client.request_bytes(where, _NO_HEADERS, body, seconds)
+            reply = await self._client.request_bytes(where, NO_HEADERS, body, seconds)
             headers = _headers(reply.headers)
             if "Nats-Sequence" in headers:
                 return StoredMessage(headers["Nats-Subject"], int(headers["Nats-Sequence"]), reply.data)
@@ -144,23 +180,25 @@ class StreamClient:
         """Return the message with a sequence, or None."""
         return await self._get({"seq": sequence}, deadline)
 
-    async def read(self, subject: str, first: int, last: int, deadline: float) -> list[StoredMessage]:
+    async def read(
+        self, subject: str, first: int, last: int, deadline: float, limit: int = PAGE_MESSAGES
+    ) -> list[StoredMessage]:
         """Return the first messages of a subject from sequence `first` on; the leader has message `last`.
 
         A replica may answer, and messages may be lost on the way: the caller checks that none is missing.
 
-        Returns: at least one.
+        Returns: at least one, and at most `limit`.
         """
+        request = {
+            "seq": first,
+            "batch": min(limit, PAGE_MESSAGES),
+            "max_bytes": PAGE_BYTES,
+            "next_by_subj": subject,
+        }
         while True:
             reason: Exception = TimeoutError("a replica lags behind its leader")
             try:
-                request = {
-                    "seq": first,
-                    "batch": PAGE_MESSAGES,
-                    "max_bytes": PAGE_BYTES,
-                    "next_by_subj": subject,
-                }
-                if page := await read_page(self._client, self.stream, request, last, deadline):
+                if page := await self._read_page(request, last, deadline):
                     return page
             except (NatsError, OSError, TimeoutError) as error:
                 reason = error
@@ -188,19 +226,38 @@ class StreamClient:
 
     # -- requests ---
 
-    async def _publish(
-        self, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
-    ) -> int:
-        headers = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
-        batch = {"Nats-Batch-Id": uuid4().hex} if len(parts) > 1 else {}
-        for number, part in enumerate(parts[:-1], 1):
-            some = headers if number == 1 else {}
-            await self._client.publish(
-                subject, part, headers=some | batch | {"Nats-Batch-Sequence": str(number)}
-            )
-        if batch:
-            headers = batch | {"Nats-Batch-Sequence": str(len(parts)), "Nats-Batch-Commit": "1"}
-        return int((await self._request(subject, parts[-1], deadline, headers))["seq"])
+    async def _publish(self, messages: Sequence[Outgoing], deadline: float) -> int:
+        headers = [
+            {} if each.expected is None else {"Nats-Expected-Last-Subject-Sequence": str(each.expected)}
+            for each in messages
+        ]
+        if len(messages) > 1:
+            batch = uuid4().hex
+            for number, each in enumerate(headers, 1):
+                each.update({"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)})
+            headers[-1]["Nats-Batch-Commit"] = "1"
+        *others, last = messages
+        for message, each in zip(others, headers, strict=False):
+            await self._client.publish(message.subject, message.data, headers=each)
+        answer = await self._api.request(last.subject, last.data, deadline, headers[-1])
+        return int(answer["seq"])
+
+    async def _find_attempt(
+        self, messages: Sequence[Outgoing], deadline: float, *, is_first: bool
+    ) -> int | None:
+        """Return the last sequence of messages that an attempt has stored; None if the leader is behind.
+
+        Raises: SubjectChanged when another message took the place of one, or the stream was replaced.
+        """
+        for index, message in enumerate(messages):
+            if message.expected is None:
+                continue
+            other = await self.next(message.subject, message.expected + 1, deadline)
+            if other is not None and other.data == message.data:
+                return other.sequence - index + len(messages) - 1
+            if other is not None or await self._has_other_end(message.subject, message.expected, deadline):
+                raise SubjectChanged(message, None if is_first else other)
+        return None
 
     async def _get(self, request: Mapping[str, Any], deadline: float) -> StoredMessage | None:
         # STREAM.MSG.GET is answered by the stream's leader, DIRECT.GET by any replica.
@@ -226,9 +283,9 @@ class StreamClient:
         while True:
             seconds = next(attempts, ATTEMPT_SECONDS)
             try:
-                return await self._request(f"{API}.{where}", body, deadline, seconds=seconds)
+                return await self._api.request(f"{API}.{where}", body, deadline, seconds=seconds)
             except ApiError as refused:
-                if refused.number == _NO_STREAM:
+                if refused.number == STREAM_NOT_FOUND:
                     raise StreamMissing from refused
                 if refused.is_final:
                     raise
@@ -237,28 +294,31 @@ class StreamClient:
                 reason = error
             await self._pause(deadline, what, reason)
 
-    async def _request(
-        self,
-        subject: str,
-        payload: bytes,
-        deadline: float,
-        headers: Mapping[str, str] | None = None,
-        seconds: float = ATTEMPT_SECONDS,
-    ) -> dict[str, Any]:
-        seconds = min(seconds, deadline - _now())
-        if seconds <= 0:
-            raise TimeoutError
-        lines = "".join(f"{name}:{value}\r\n" for name, value in (headers or {}).items())
-        encoded = f"NATS/1.0\r\n{lines}\r\n".encode() if headers else _NO_HEADERS
-        reply = await self._client.request_bytes(subject.encode(), encoded, payload, seconds)
-        answer: dict[str, Any] = msgspec.json.decode(reply.data)
-        if error := answer.get("error"):
-            raise ApiError(
-                error.get("err_code", 0),
-                error.get("description", "no reason given"),
-                is_final=error.get("code", 500) < 500,
-            )
-        return answer
+    async def _read_page(self, request: Mapping[str, Any], last: int, deadline: float) -> list[StoredMessage]:
+        """Return messages up to sequence `last` that any replica has; fewer if some are lost on the way."""
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox)
+        page: list[StoredMessage] = []
+        try:
+            where = f"{API}.DIRECT.GET.{self.stream}"
+            await self._client.publish(where, msgspec.json.encode(request), reply=inbox)
+            while len(page) < request["batch"]:
+                seconds = min(ATTEMPT_SECONDS, deadline - _now())
+                message = await subscription.next_msg(timeout=max(seconds, 0.001))
+                headers = message.headers or {}
+                if "Status" in headers:
+                    break
+                stored = StoredMessage(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data)
+                page.append(stored)
+                if stored.sequence >= last:
+                    break
+        except (NatsError, OSError, TimeoutError):
+            if not page:
+                raise
+        finally:
+            with suppress(NatsError, OSError):  # it ended with its connection
+                await subscription.unsubscribe()
+        return page
 
     async def _pause(self, deadline: float, what: str, reason: BaseException) -> None:
         if _now() + PAUSE_SECONDS >= deadline:
@@ -267,42 +327,6 @@ class StreamClient:
                 "run, and that it has a leader."
             ) from reason
         await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def read_page(
-    client: Client, stream: str, request: Mapping[str, Any], last: int, deadline: float
-) -> list[StoredMessage]:
-    """Return messages that any replica has; fewer than it has if some are lost on the way.
-
-    Arguments:
-        request: `seq`, the first sequence; `batch`, how many at most; `next_by_subj`; `max_bytes`.
-        last: sequence of the last message to return.
-        deadline: time of the event loop.
-
-    Raises: NatsError, OSError or TimeoutError if none came.
-    """
-    inbox = client.new_inbox()
-    subscription = await client.subscribe(inbox)
-    page: list[StoredMessage] = []
-    try:
-        await client.publish(f"{API}.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox)
-        while len(page) < request["batch"]:
-            seconds = min(ATTEMPT_SECONDS, deadline - _now())
-            message = await subscription.next_msg(timeout=max(seconds, 0.001))
-            headers = message.headers or {}
-            if "Status" in headers:
-                break
-            stored = StoredMessage(headers["Nats-Subject"], int(headers["Nats-Sequence"]), message.data)
-            page.append(stored)
-            if stored.sequence >= last:
-                break
-    except (NatsError, OSError, TimeoutError):
-        if not page:
-            raise
-    finally:
-        with suppress(NatsError, OSError):  # it ended with its connection
-            await subscription.unsubscribe()
-    return page
 
 
 def _headers(encoded: bytes) -> dict[str, str]:

@@ -119,6 +119,11 @@ class ConnectionThread:
             await self._end.wait()
 
 
+async def with_deadline(work: Callable[[float], Coroutine[Any, Any, T]], seconds: float) -> T:
+    """Do work, and tell it its deadline, a time of the event loop that runs it."""
+    return await work(asyncio.get_running_loop().time() + seconds)
+
+
 def _is_cancelling() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

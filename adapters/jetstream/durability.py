@@ -10,11 +10,11 @@ from typing import Any
 from urllib.error import URLError
 
 import msgspec
-from nats.aio.client import Client
 
 from postroom.adapters.jetstream.connection import ConnectionThread
-from postroom.adapters.jetstream.definitions import find_stream, servers_of
+from postroom.adapters.jetstream.definitions import servers_of
 from postroom.adapters.jetstream.settings import LogStreamSettings
+from postroom.adapters.nats.api import JetStreamApi
 from postroom.application.telemetry import logger
 from postroom.application.threads import DaemonExecutor
 from postroom.domain.errors import InvalidRequest, Unavailable
@@ -132,15 +132,14 @@ class SyncWatch:
                     async with asyncio.timeout(pause):
                         await connection.reconnected.wait()
                 connection.reconnected.clear()
-                pause = await self._check(connection.client, executor)
+                pause = await self._check(JetStreamApi(connection.client), executor)
         finally:
             executor.shutdown(wait=False)
 
-    async def _check(self, client: Client, executor: DaemonExecutor) -> float:
+    async def _check(self, api: JetStreamApi, executor: DaemonExecutor) -> float:
         """Verify the servers that have a replica now; return after how many seconds to do it again."""
         try:
-            info = await find_stream(client, self._settings.stream)
-            servers = frozenset() if info is None else servers_of(info)
+            servers = servers_of(await api.find_stream(self._settings.stream))
             verify = partial(
                 verify_sync, servers, self._settings.monitoring, assume_sync_always=False, content="messages"
             )

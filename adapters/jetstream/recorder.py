@@ -1,6 +1,5 @@
 """An application recorder of the `eventsourcing` library over a JetStream stream (ADR 0059)."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -17,20 +16,22 @@ from eventsourcing.persistence import (
     StoredEvent,
 )
 
-from postroom.adapters.jetstream.client import PAGE_MESSAGES
-from postroom.adapters.jetstream.connection import ConnectionThread
-from postroom.adapters.jetstream.log import LeaseLog, Outgoing
-from postroom.adapters.jetstream.stream import StreamMessage, encode, subject_of
+from postroom.adapters.jetstream.client import (
+    MAX_BATCH,
+    PAGE_MESSAGES,
+    Outgoing,
+    StreamClient,
+    StreamMissing,
+    SubjectChanged,
+)
+from postroom.adapters.jetstream.connection import ConnectionThread, with_deadline
+from postroom.adapters.jetstream.stream import StreamMessage, decode, encode, subject_of
 from postroom.application.recorders import PollingRecorder, VersionRange, check_originator, conflict
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")
 
-MAX_EVENTS = 1_000
-"""Of one save: the most messages that NATS takes in an atomic batch."""
 MAX_CACHED_AGGREGATES = 20_000
-_HEADER_BYTES = 512
-"""More than the headers of a message have."""
 _LAST = VersionRange(desc=True, limit=1)
 
 
@@ -58,7 +59,7 @@ class JetStreamRecorder(PollingRecorder):
         self._events_per_aggregate = events_per_aggregate
         self._seconds = timeout_ms / 1_000
         self._on_append = on_append
-        self._log = LeaseLog(connection.client, stream)
+        self._messages = StreamClient(connection.client, stream, is_atomic=True)
         self._lock = Lock()
         self._cache: OrderedDict[UUID, list[StreamMessage]] = OrderedDict()
 
@@ -89,8 +90,12 @@ class JetStreamRecorder(PollingRecorder):
             versions[originator] = event.originator_version
             subject = subject_of(self._stream, originator)
             payload = encode(subject, save, index, event)
-            messages.append(Outgoing(subject, payload, event.originator_version, expected))
-        sequences = self._call(partial(self._log.append, save, messages))
+            messages.append(Outgoing(subject, payload, expected))
+        try:
+            last = self._call(partial(self._messages.append_all, messages))
+        except SubjectChanged as changed:
+            raise _refusal(changed, self._stream) from changed
+        sequences = list(range(last - len(messages) + 1, last + 1))
         stored = [
             StreamMessage(sequence, save, index, event)
             for index, (sequence, event) in enumerate(zip(sequences, stored_events, strict=True))
@@ -107,7 +112,7 @@ class JetStreamRecorder(PollingRecorder):
         return versions.select((each.event for each in messages), attrgetter("originator_version"))
 
     def _notifications(self, after: int, stop: int, topics: Sequence[str], limit: int) -> list[Notification]:
-        newest = self._call(partial(self._log.last, self._log.all_subjects))
+        newest = self._call(self._newest)
         if newest is None:
             return []
         first, last = after + 1, min(stop, newest.sequence)
@@ -116,7 +121,8 @@ class JetStreamRecorder(PollingRecorder):
             page = [newest]
             if first < newest.sequence:
                 size = PAGE_MESSAGES if topics else limit - len(notifications)
-                page = self._call(partial(self._log.read, first, last, size))
+                read = partial(self._messages.read, f"{self._stream}.*", first, last, limit=size)
+                page = [decode(*each) for each in self._call(read) if each.sequence <= last]
             if not page:
                 break
             first = page[-1].sequence + 1
@@ -125,19 +131,26 @@ class JetStreamRecorder(PollingRecorder):
 
     def max_notification_id(self) -> int | None:
         """Return the sequence of the last event, or None if the log is empty."""
-        newest = self._call(partial(self._log.last, self._log.all_subjects))
+        newest = self._call(self._newest)
         return None if newest is None else newest.sequence
 
     def _call(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Do work in the connection's thread; it gets its deadline, a time of the event loop there."""
-
-        async def with_deadline() -> T:
-            return await work(asyncio.get_running_loop().time() + self._seconds)
-
         try:
-            return self._connection.call(with_deadline, self._seconds)
+            return self._connection.call(partial(with_deadline, work, self._seconds), self._seconds)
         except Unavailable as error:
             raise OperationalError(str(error)) from error
+        except StreamMissing as error:
+            raise OperationalError(
+                f"There is no stream {self._stream}; restart the admins, which create it."
+            ) from error
+
+    async def _newest(self, deadline: float) -> StreamMessage | None:
+        return await self._last(f"{self._stream}.*", deadline)
+
+    async def _last(self, subject: str, deadline: float, at_least: int = 0) -> StreamMessage | None:
+        message = await self._messages.last(subject, deadline, at_least)
+        return None if message is None else decode(*message)
 
     def _tail(self, originator: UUID, version: int) -> tuple[int | None, int]:
         """Return version and sequence of an aggregate's last event; None and 0 if it has none."""
@@ -145,7 +158,7 @@ class JetStreamRecorder(PollingRecorder):
             messages = self._cache.get(originator)
         if not messages or _version(messages[-1]) + 1 != version:
             subject = subject_of(self._stream, originator)
-            last = self._call(partial(self._log.last, subject))
+            last = self._call(partial(self._last, subject))
             if last is None:
                 return None, 0
             messages = [last]
@@ -157,7 +170,7 @@ class JetStreamRecorder(PollingRecorder):
             newest = _last_sequence(self._cache.get(originator, ()))
 
         async def read(deadline: float) -> StreamMessage | None:
-            return await self._log.last(subject_of(self._stream, originator), deadline, newest)
+            return await self._last(subject_of(self._stream, originator), deadline, newest)
 
         last = self._call(read)
         return [] if last is None else self._extend(originator, [last])[-1:]
@@ -169,16 +182,16 @@ class JetStreamRecorder(PollingRecorder):
             cached = list(self._cache.get(originator, ()))
 
         async def read(deadline: float) -> list[StreamMessage] | None:
-            last = await self._log.last(subject, deadline, _last_sequence(cached))
+            last = await self._last(subject, deadline, _last_sequence(cached))
             if last is None:
                 return None
             messages = cached
             while not messages or messages[-1].sequence < last.sequence:
                 first = messages[-1].sequence + 1 if messages else 1
-                following = await self._log.next(subject, first, deadline)
+                following = await self._messages.next(subject, first, deadline)
                 if following is None:  # the stream was deleted and created again
                     return None
-                messages = [*messages, following]
+                messages = [*messages, decode(*following)]
             return messages
 
         messages = self._call(read)
@@ -206,11 +219,11 @@ class JetStreamRecorder(PollingRecorder):
             self._cache.pop(originator, None)
 
     def _check_size(self, events: Sequence[StoredEvent]) -> None:
-        if len(events) > MAX_EVENTS:
+        if len(events) > MAX_BATCH:
             raise DataError(
-                f"A save has {len(events):,} events, and NATS takes at most {MAX_EVENTS:,}; save fewer."
+                f"A save has {len(events):,} events, and NATS takes at most {MAX_BATCH:,}; save fewer."
             )
-        limit = self._connection.client.max_payload - _HEADER_BYTES
+        limit = self._messages.max_bytes
         for event in events:
             size = len(event.state) + len(event.topic.encode())
             if size > limit:
@@ -234,6 +247,17 @@ def _last_sequence(messages: Sequence[StreamMessage]) -> int:
 
 def _version(message: StreamMessage) -> int:
     return message.event.originator_version
+
+
+def _refusal(changed: SubjectChanged, stream: str) -> IntegrityError | OperationalError:
+    event = decode(changed.refused.subject, 0, changed.refused.data).event
+    version = event.originator_version
+    if changed.other is None or _version(decode(*changed.other)) == version:
+        return conflict(event.originator_id, f"already has an event of version {version}")
+    return OperationalError(
+        f"It is unknown whether stream {stream} has stored an event at {changed.refused.subject}, as it has "
+        "removed the oldest events there since; load the aggregate again."
+    )
 
 
 def _conflict(event: StoredEvent, last_version: int) -> IntegrityError:

@@ -1,6 +1,5 @@
 """The two streams of a store: its logs, and what is not appended (ADR 0147)."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -12,17 +11,17 @@ from urllib.parse import quote
 from nats.aio.client import Client
 
 from postroom.adapters.jetstream.client import StreamClient, StreamMissing
-from postroom.adapters.jetstream.connection import ConnectionThread
+from postroom.adapters.jetstream.connection import ConnectionThread, with_deadline
 from postroom.adapters.jetstream.definitions import (
     CLUSTER_REPLICAS,
     find_or_create,
-    find_stream,
     replica_count,
     servers_of,
     until,
 )
 from postroom.adapters.jetstream.durability import SyncWatch, verify_sync
 from postroom.adapters.jetstream.settings import LogStreamSettings
+from postroom.adapters.nats.api import JetStreamApi
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
@@ -69,14 +68,14 @@ class OpenStreams(NamedTuple):
         Raises: Unavailable when the deadline passes; else what the work raises.
         """
         try:
-            return self.connection.call(partial(_with_deadline, work, seconds), seconds)
+            return self.connection.call(partial(with_deadline, work, seconds), seconds)
         except StreamMissing as error:
             raise self._missing() from error
 
     async def run(self, work: Callable[[float], Coroutine[Any, Any, T]], seconds: float = READ_SECONDS) -> T:
         """Do as `call`, from a coroutine of any event loop."""
         try:
-            return await self.connection.run(partial(_with_deadline, work, seconds), seconds)
+            return await self.connection.run(partial(with_deadline, work, seconds), seconds)
         except StreamMissing as error:
             raise self._missing() from error
 
@@ -114,10 +113,6 @@ class OpenStreams(NamedTuple):
         """Do as `is_synced`, and check again until the connection is closed if they are; see `SyncWatch`."""
         if self.is_synced():
             self.sync.start(self.connection)
-
-
-async def _with_deadline(work: Callable[[float], Coroutine[Any, Any, T]], seconds: float) -> T:
-    return await work(asyncio.get_running_loop().time() + seconds)
 
 
 class StoreStreams:
@@ -195,14 +190,14 @@ def open_streams(settings: LogStreamSettings, *, create: bool) -> OpenStreams:
 Infos = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
-async def _find(client: Client, settings: LogStreamSettings, *, create: bool) -> Infos:
-    names = settings.stream, settings.state_stream
+async def _find(client: SupervisedClient, settings: LogStreamSettings, *, create: bool) -> Infos:
+    api, names = JetStreamApi(client), (settings.stream, settings.state_stream)
     if create:
         configs = partial(_config, client, settings), partial(_state_config, client, settings)
-        await find_or_create(client, names[1], configs[1])  # first: without it there is no store
-        await find_or_create(client, names[0], configs[0])
-    log, state = await find_stream(client, names[0]), await find_stream(client, names[1])
-    if log is None or state is None:
+        await find_or_create(api, names[1], configs[1])  # first: without it there is no store
+        await find_or_create(api, names[0], configs[0])
+    log, state = await api.find_stream(names[0]), await api.find_stream(names[1])
+    if not (log and state):
         raise NotFound(
             f"There is no store {settings.stream} at {settings.nats.shown_url}; send a message to create it."
         )

@@ -1,13 +1,13 @@
 """The definition of the lease stream: created if it is missing, checked if it exists."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 from blake3 import blake3
 from eventsourcing.persistence import Notification, StoredEvent
-from nats.aio.client import Client
 
 from postroom.adapters.jetstream.definitions import (
     CLUSTER_REPLICAS,
@@ -16,11 +16,12 @@ from postroom.adapters.jetstream.definitions import (
     until,
 )
 from postroom.adapters.jetstream.settings import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
+from postroom.adapters.nats.api import JetStreamApi
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
 
 MIN_API_LEVEL = 2
 """Of NATS 2.12, the first with atomic batches."""
-_DUPLICATE_WINDOW_NS = 120 * 1_000_000_000
 
 
 class StreamServers(NamedTuple):
@@ -35,7 +36,7 @@ def hints_subject(stream: str) -> str:
     return f"{stream}_HINTS.*"
 
 
-async def ensure_stream(client: Client, settings: LeaseStreamSettings) -> StreamServers:
+async def ensure_stream(client: SupervisedClient, settings: LeaseStreamSettings) -> StreamServers:
     """Create the stream unless it exists, and check that it keeps acknowledged messages.
 
     Raises:
@@ -44,13 +45,13 @@ async def ensure_stream(client: Client, settings: LeaseStreamSettings) -> Stream
     """
 
     async def find() -> StreamServers:
-        info = await find_or_create(client, settings.stream, lambda level: _config(client, settings, level))
+        info = await find_or_create(JetStreamApi(client), settings.stream, partial(_config, client, settings))
         return _check(settings, info)
 
     return await until(settings.timeout_ms / 1_000, find)
 
 
-def _config(client: Client, settings: LeaseStreamSettings, level: int) -> dict[str, Any]:
+def _config(client: SupervisedClient, settings: LeaseStreamSettings, level: int) -> dict[str, Any]:
     if level < MIN_API_LEVEL:
         raise InvalidRequest(
             "The lease store needs NATS 2.12 or newer, with atomic batches; upgrade the servers."
@@ -70,7 +71,6 @@ def _config(client: Client, settings: LeaseStreamSettings, level: int) -> dict[s
         "deny_purge": True,
         "allow_atomic": True,
         "allow_direct": True,
-        "duplicate_window": _DUPLICATE_WINDOW_NS,
         "republish": {"src": f"{name}.*", "dest": f"{name}_HINTS.{{{{wildcard(1)}}}}", "headers_only": True},
     }
 

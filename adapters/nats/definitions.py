@@ -1,4 +1,7 @@
-"""Definitions and status of streams and consumers; importable without the client of NATS (SDS-047)."""
+"""Definitions and status of streams and consumers (SDS-047).
+
+This module can be imported without the client of NATS.
+"""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -1,35 +1,28 @@
-"""Streams and consumers of JetStream, and the application of their definitions.
+"""Streams and consumers of JetStream.
 
 The JSON API of JetStream preserves fields without a definition.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from postroom.adapters.nats.api import STREAM_NOT_FOUND, ApiError, JetStreamApi
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.definitions import (
     ConsumerDefinition,
     ConsumerStatus,
-    Definition,
-    Difference,
     StreamDefinition,
     StreamStatus,
-    compare,
-    with_defaults,
 )
 from postroom.domain.errors import InvalidRequest, Unavailable
-
-if TYPE_CHECKING:  # settings of every command are read with this module, and the client of NATS is an extra
-    from nats.aio.client import Client
 
 MAX_DELIVER = "postroom.max_deliver"
 """Key of a consumer's metadata: attempts after which the worker dead-letters a message."""
 
-_API = "$JS.API"
-_TIMEOUT_SECONDS = 5.0
 _NS = 1_000_000
-_STREAM_NOT_FOUND, _CONSUMER_NOT_FOUND = 10059, 10014
+_CONSUMER_NOT_FOUND = 10014
 _STREAM_KEYS = {
     "subjects": "subjects",
     "retention": "retention",
@@ -51,26 +44,19 @@ _CONSUMER_KEYS = {
 }
 
 
-class _RefusedError(Exception):
-    def __init__(self, code: int, number: int, reason: str) -> None:
-        super().__init__(f"{reason} (NATS error {number})")
-        self.code = code
-        self.number = number
-
-
 class JetStreamStreams:
     """Streams and consumers of a NATS server or cluster, queried, created and updated; nothing is deleted.
 
     Raises: Unavailable when the server can't be reached or can't answer.
     """
 
-    def __init__(self, client: "Client") -> None:
-        self._client = client
+    def __init__(self, client: SupervisedClient) -> None:
+        self._api = JetStreamApi(client)
 
     async def find_stream(self, name: str) -> StreamDefinition | None:
         """Return the configuration of a stream, or None if it doesn't exist."""
         config = await self._stream_config(name)
-        if config is None:
+        if not config:
             return None
         fields = _from_config(_STREAM_KEYS, config)
         return msgspec.convert({"name": name, "subjects": (), **fields}, StreamDefinition)
@@ -78,7 +64,7 @@ class JetStreamStreams:
     async def find_consumer(self, stream: str, durable: str) -> ConsumerDefinition | None:
         """Return the configuration of a consumer, or None if it doesn't exist."""
         config = await self._consumer_config(stream, durable)
-        if config is None:
+        if not config:
             return None
         server_limit = _limit(config.get("max_deliver"))
         attempts = config.get("metadata", {}).get(MAX_DELIVER, "")
@@ -99,7 +85,7 @@ class JetStreamStreams:
 
     async def update_stream(self, definition: StreamDefinition) -> None:
         """Update the fields that a definition sets; raise `InvalidRequest` if the server refuses."""
-        config = await self._stream_config(definition.name) or {}
+        config = await self._stream_config(definition.name)
         config |= _to_config(_STREAM_KEYS, definition)
         await self._change(f"Stream {definition.name}", f"STREAM.UPDATE.{definition.name}", config)
 
@@ -109,7 +95,7 @@ class JetStreamStreams:
 
     async def update_consumer(self, definition: ConsumerDefinition) -> None:
         """Update the fields that a definition sets; raise `InvalidRequest` if the server refuses."""
-        config = await self._consumer_config(definition.stream, definition.durable) or {}
+        config = await self._consumer_config(definition.stream, definition.durable)
         await self._put_consumer(definition, config, "update")
 
     async def list_streams(self) -> Sequence[StreamStatus]:
@@ -154,38 +140,31 @@ class JetStreamStreams:
         where = f"CONSUMER.DURABLE.CREATE.{definition.stream}.{definition.durable}"
         await self._change(f"Consumer {definition.durable} of stream {definition.stream}", where, request)
 
-    async def _stream_config(self, name: str) -> dict[str, Any] | None:
-        return await self._config(f"STREAM.INFO.{name}", _STREAM_NOT_FOUND)
+    async def _stream_config(self, name: str) -> dict[str, Any]:
+        """Return the configuration of a stream; empty if it doesn't exist."""
+        config: dict[str, Any] = (await self._api.find_stream(name)).get("config", {})
+        return config
 
-    async def _consumer_config(self, stream: str, durable: str) -> dict[str, Any] | None:
-        return await self._config(f"CONSUMER.INFO.{stream}.{durable}", _STREAM_NOT_FOUND, _CONSUMER_NOT_FOUND)
-
-    async def _config(self, where: str, *absent: int) -> dict[str, Any] | None:
-        try:
-            answer = await self._ask(where, None)
-        except _RefusedError as refused:
-            if refused.number in absent:
-                return None
-            raise Unavailable(f"NATS could not answer {where}: {refused}; try again.") from refused
-        config: dict[str, Any] = answer["config"]
+    async def _consumer_config(self, stream: str, durable: str) -> dict[str, Any]:
+        """Return the configuration of a consumer; empty if it doesn't exist."""
+        where = f"CONSUMER.INFO.{stream}.{durable}"
+        answer = await self._api.find(where, absent=[STREAM_NOT_FOUND, _CONSUMER_NOT_FOUND])
+        config: dict[str, Any] = answer.get("config", {})
         return config
 
     async def _pages(self, where: str, key: str) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         while True:
-            try:
-                page = await self._ask(where, {"offset": len(items)})
-            except _RefusedError as refused:
-                raise Unavailable(f"NATS could not answer {where}: {refused}; try again.") from refused
+            page = await self._api.find(where, {"offset": len(items)})
             items += page.get(key) or []
             if len(items) >= page["total"] or not page.get(key):
                 return items
 
     async def _change(self, what: str, where: str, request: Mapping[str, Any]) -> None:
         try:
-            await self._ask(where, request)
-        except _RefusedError as refused:
-            if refused.code >= 500 and refused.number not in _NOT_ENOUGH_SERVERS:
+            await self._api.ask(where, request)
+        except ApiError as refused:
+            if not refused.is_final and refused.number not in _NOT_ENOUGH_SERVERS:
                 raise Unavailable(f"{what} could not be changed: {refused}; try again.") from refused
             hint = (
                 "set fewer with --replicas or [streams] replicas"
@@ -193,26 +172,6 @@ class JetStreamStreams:
                 else "correct its definition"
             )
             raise InvalidRequest(f"{what} is refused by NATS: {refused}; {hint}.") from refused
-
-    async def _ask(self, where: str, request: Mapping[str, Any] | None) -> dict[str, Any]:
-        from nats.errors import Error as NatsError
-
-        body = b"" if request is None else msgspec.json.encode(request)
-        try:
-            message = await self._client.request(f"{_API}.{where}", body, timeout=_TIMEOUT_SECONDS)
-        except (NatsError, OSError, TimeoutError) as error:
-            raise Unavailable(
-                f"JetStream did not reply to {where}: {str(error) or type(error).__name__}; check that the "
-                "server runs with JetStream on and that its cluster has a leader."
-            ) from error
-        answer: dict[str, Any] = msgspec.json.decode(message.data)
-        if error_ := answer.get("error"):
-            raise _RefusedError(
-                error_.get("code", 500),
-                error_.get("err_code", 0),
-                error_.get("description", "no reason given"),
-            )
-        return answer
 
 
 _NOT_ENOUGH_SERVERS = (10074, 10005)  # more replicas than servers: alone, or in a cluster
@@ -244,55 +203,3 @@ def _to_config(keys: Mapping[str, str], definition: msgspec.Struct) -> dict[str,
 def _limit(value: int | None) -> int | None:
     """Return a limit, or None if it is 0 or -1, which mean unlimited in NATS."""
     return value if value is not None and value > 0 else None
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """Definitions from which a server differs, in the order of application."""
-
-    steps: Sequence[tuple[Definition, Sequence[Difference]]]
-
-    @property
-    def differences(self) -> Sequence[Difference]:
-        """Return all differences, streams first."""
-        return [difference for _, differences in self.steps for difference in differences]
-
-
-async def make_plan(server: JetStreamStreams, definitions: Sequence[Definition]) -> Plan:
-    """Compare a server with definitions, without changing it.
-
-    Raises: InvalidRequest for a consumer whose stream doesn't exist and is not defined.
-    """
-    streams = [each for each in definitions if isinstance(each, StreamDefinition)]
-    consumers = [each for each in definitions if isinstance(each, ConsumerDefinition)]
-    steps: list[tuple[Definition, Sequence[Difference]]] = [
-        (stream, compare(stream, await server.find_stream(stream.name))) for stream in streams
-    ]
-    defined = {stream.name for stream in streams}
-    for consumer in consumers:
-        if consumer.stream not in defined and await server.find_stream(consumer.stream) is None:
-            raise InvalidRequest(
-                f"Consumer {consumer.durable} reads stream {consumer.stream}, which neither exists nor is "
-                f"defined; add [streams.{consumer.stream}] or correct its name."
-            )
-        steps.append(
-            (consumer, compare(consumer, await server.find_consumer(consumer.stream, consumer.durable)))
-        )
-    return Plan([(definition, differences) for definition, differences in steps if differences])
-
-
-async def apply_plan(server: JetStreamStreams, plan: Plan) -> None:
-    """Create missing streams and consumers and update different ones, streams first.
-
-    Raises: InvalidRequest if NATS does not support one of the changes, in which case nothing is changed, or
-        if the server refuses a step; earlier steps remain applied then, and it is safe to apply again.
-    """
-    refusals = [f"{each.kind} {each.name}: {each.refusal}" for each in plan.differences if each.refusal]
-    if refusals:
-        raise InvalidRequest(f"Nothing was changed. {'. '.join(refusals)}.")
-    for definition, differences in plan.steps:
-        is_new = differences[0].action == "create"
-        target = with_defaults(definition) if is_new else definition
-        if isinstance(target, StreamDefinition):
-            await (server.create_stream(target) if is_new else server.update_stream(target))
-        else:
-            await (server.create_consumer(target) if is_new else server.update_consumer(target))

@@ -11,9 +11,10 @@ import pytest
 from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings, open_outbox
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.definitions import ConsumerDefinition, Definition, StreamDefinition
+from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.streams import JetStreamStreams, apply_plan, make_plan
+from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.outboxes import column, order_placed, record, relaying
 from tests.support.servers.nats import nats_binary

@@ -14,8 +14,8 @@ from postroom.adapters.cli.streams import read_definitions
 from postroom.adapters.compose.brokers import open_streams
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.definitions import Difference
+from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.streams import apply_plan, make_plan
 from postroom.domain.errors import InvalidRequest
 
 SEA = {"subjects": ["sea.event.>"], "max_age": "7d"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from postroom.adapters.jetstream.client import StreamClient
+from postroom.adapters.jetstream.client import Outgoing, StreamClient
 
 
 def omit_fence() -> None:
@@ -14,11 +14,10 @@ def omit_fence() -> None:
     publish = StreamClient._publish
 
     @wraps(publish)
-    async def unfenced(
-        self: StreamClient, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
-    ) -> int:
-        is_log = not self.stream.endswith("_STATE")  # else runners that start forget each other's mailboxes
-        return await publish(self, subject, parts, None if is_log else expected, deadline)
+    async def unfenced(self: StreamClient, messages: Sequence[Outgoing], deadline: float) -> int:
+        if not self.stream.endswith("_STATE"):  # else runners that start forget each other's mailboxes
+            messages = [each._replace(expected=None) for each in messages]
+        return await publish(self, messages, deadline)
 
     StreamClient._publish = unfenced  # type: ignore[method-assign]  # the defect
 
@@ -28,13 +27,11 @@ def believe_unknown_outcomes() -> None:
     publish = StreamClient._publish
 
     @wraps(publish)
-    async def believing(
-        self: StreamClient, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
-    ) -> int:
+    async def believing(self: StreamClient, messages: Sequence[Outgoing], deadline: float) -> int:
         try:
-            return await publish(self, subject, parts, expected, deadline)
+            return await publish(self, messages, deadline)
         except (NatsError, OSError, TimeoutError):
-            return (expected or 0) + len(parts)
+            return (messages[0].expected or 0) + len(messages)
 
     StreamClient._publish = believing  # type: ignore[method-assign]  # the defect
 

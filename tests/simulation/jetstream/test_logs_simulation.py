@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nats.errors import Error as NatsError
 
-from postroom.adapters.jetstream.client import StoredMessage, StreamClient
+from postroom.adapters.jetstream.client import Outgoing, StoredMessage, StreamClient
 from postroom.adapters.jetstream.event_log import JetStreamEventLog
 from postroom.adapters.jetstream.frames import Assembler
 from postroom.adapters.jetstream.store_streams import token_of
@@ -196,14 +196,13 @@ def append_after_any_message(patch: pytest.MonkeyPatch) -> None:
     """Repeat a publish whose outcome is unknown after the message that is the last one by then."""
     publish = StreamClient._publish
 
-    async def publish_after_last(
-        self: StreamClient, subject: str, parts: Sequence[bytes], expected: int | None, deadline: float
-    ) -> int:
+    async def publish_after_last(self: StreamClient, messages: Sequence[Outgoing], deadline: float) -> int:
         try:
-            return await publish(self, subject, parts, expected, deadline)
+            return await publish(self, messages, deadline)
         except (NatsError, TimeoutError):
-            last = await self.last(subject, deadline)
-            return await publish(self, subject, parts, last.sequence if last else 0, deadline)
+            last = await self.last(messages[0].subject, deadline)
+            first = messages[0]._replace(expected=last.sequence if last else 0)
+            return await publish(self, [first, *messages[1:]], deadline)
 
     patch.setattr(StreamClient, "_publish", publish_after_last)
 
