@@ -296,6 +296,37 @@ def has_result(future: "asyncio.Future[Any]") -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
+class Alarm(asyncio.Event):
+    """Event that may also be set by a timer.
+
+    Attributes:
+        is_due: whether the timer set it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_within(self, seconds: float) -> None:
+        """Set the event after this time, or earlier if a former call said so."""
+        loop = asyncio.get_running_loop()
+        at, timer = loop.time() + seconds, self._timer
+        if timer is None or timer.when() > at:
+            self.cancel()
+            self._timer = loop.call_at(at, self._ring)
+
+    def cancel(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring(self) -> None:
+        self._timer, self.is_due = None, True
+        self.set()
+
+
 async def wait_uncancelled(awaitable: Awaitable[object]) -> None:
     """Wait for what ends soon, however often the caller is cancelled; the cancellation is raised after it."""
     waiting = asyncio.ensure_future(awaitable)

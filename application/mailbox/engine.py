@@ -1,8 +1,9 @@
 """The mailbox engine: the only writer of a mailbox, which decides in memory and appends in groups."""
 
 import asyncio
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 
@@ -16,7 +17,6 @@ from postroom.application.mailbox.groups import (
     LoadedMailbox,
     Request,
     deliveries_of,
-    load_mailbox,
     may_be_encrypted,
     releases_of,
 )
@@ -25,27 +25,20 @@ from postroom.application.mailbox.log_writer import (
     LogWriter,
     SnapshotSaver,
     lease_ended,
+    mailbox_closed,
     refuse,
-    take_over,
 )
+from postroom.application.mailbox.owned_state import OwnedState
 from postroom.application.mailbox.settle import limit_tracebacks
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import MailboxMetrics
 from postroom.application.ports.event_log import Answer, Clock, EventLog
 from postroom.application.telemetry import logger, summarize
-from postroom.application.threads import cancel_and_wait, check_not_forked, has_result
+from postroom.application.threads import Alarm, cancel_and_wait, check_not_forked, has_result
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import Commit
-from postroom.domain.errors import (
-    DuplicateRecord,
-    Fenced,
-    MailboxClosed,
-    PostroomError,
-    Rejected,
-    Unavailable,
-    WrongPosition,
-)
+from postroom.domain.errors import PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Command, Receive
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.ownership import Anchor
@@ -53,7 +46,6 @@ from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.settings import UNCHANGED, SettingsChanges
-from postroom.domain.subject import SubjectPolicy
 
 IS_MERGING = os.environ.get("POSTROOM_MERGING", "on") != "off"
 """Whether owners decide commands together; a switch for comparisons and in case of a defect (ADR 0134)."""
@@ -90,37 +82,33 @@ class MailboxEngine:
         is_merging: bool = IS_MERGING,
     ) -> None:
         self.log, self.protection = log, protection
-        if protection is not None:
-            protection.read_topics, protection.read_records = self._subject_policies, log.read_stream
         self._may_append = may_append or (lambda: True)
         self.writer = LogWriter(log, self._may_append)
         self._clock = clock
+        self._anchor = Anchor(0, 0, continues=False)
         self.metrics = MailboxMetrics()
         self.long_polls = LongPolls()
+        self._pending = PendingRequests(log.mailbox, self.now)
+        self._wake = Alarm()
+        cache = EnvelopeCache(cache_bytes)
+        self._owned = OwnedState(log, cache.clear, self._pending, self.long_polls, self.metrics, self._wake)
+        self.wait_until_lost = self._owned.wait_until_lost
+        if protection is not None:
+            protection.read_topics, protection.read_records = self._owned.subject_policies, log.read_stream
         self.committer = Committer(
             self.writer,
             self.check_ownership,
-            self._invalidate,
-            self._refuse,
+            self._owned.invalidate,
+            self._owned.refuse,
             self.metrics,
             self.long_polls,
             self.release,
         )
-        self._cache = EnvelopeCache(cache_bytes)
-        enricher = CommandEnricher(log, self._cache, self.committer, protection)
+        enricher = CommandEnricher(log, cache, self.committer, protection)
         self._decider = GroupDecider(enricher, self.metrics.reorder, admit, is_merging=is_merging)
-        self._state: LoadedMailbox | None = None
-        self._anchor = Anchor(0, 0, continues=False)
-        self._pending = PendingRequests(log.mailbox, self.now)
-        self._wake = asyncio.Event()
         self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._is_due = False
         self.tasks: list[asyncio.Task[None]] = []
-        self._closing = False
-        self._lost: PostroomError | None = None
-        self._is_lost = asyncio.Event()
         self._process = os.getpid()
 
     async def open(
@@ -141,12 +129,11 @@ class MailboxEngine:
             accept_clock: accept a wall clock far ahead of the last record.
             epoch: the one of the owner's lease (RFC-049); None takes the one after the log's.
 
-        Raises: InvalidRequest for an epoch out of range, and as `take_over`.
+        Raises: InvalidRequest for an epoch out of range, and as `OwnedState.take_over`.
         """
         if epoch is not None:
             check_int("epoch", epoch, 1, MAX_EPOCH)
-        self._state, self._anchor = await take_over(
-            self._load,
+        self._anchor = await self._owned.take_over(
             self.writer,
             self._clock,
             owner,
@@ -161,15 +148,12 @@ class MailboxEngine:
     async def close(self) -> None:
         """End `tasks` and pending requests, save a snapshot if the log has grown, seal the log, and stop."""
         await cancel_and_wait(*self.tasks)
-        self._closing = True
-        self._wake.set()
-        self.long_polls.wake_all(MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again."))
+        self._owned.close(mailbox_closed(self.name))
         if self._task is not None:
             await self._task
-        if self._alarm is not None:
-            self._alarm.cancel()
-        if self._state is not None:
-            await self._saver.close(self._state)
+        self._wake.cancel()
+        if self._owned.current is not None:
+            await self._saver.close(self._owned.current)
         await self.writer.close()
 
     @property
@@ -185,21 +169,19 @@ class MailboxEngine:
             over the mailbox, InvalidRequest in a forked process.
         """
         self.check_process()
-        if self._state is None:
+        state = self._owned.current
+        if state is None:
             raise Unavailable(f"Mailbox {self.log.mailbox} is being opened; retry shortly.")
-        if self._state.failure is not None:
-            raise self._lost or self._state.failure
+        if state.failure is not None:
+            raise self._owned.lost or state.failure
         if not self._may_append():
             raise lease_ended(self.name)
-        return self._state
+        return state
 
     @property
     def mailbox(self) -> Mailbox:
         """Return the mailbox in memory; raises as `state` does."""
         return self.state.mailbox
-
-    def _subject_policies(self) -> Mapping[str, SubjectPolicy]:
-        return {} if self._state is None else self._state.mailbox.settings.subject_policies
 
     def check_process(self) -> None:
         """Raise InvalidRequest in a process that was forked from the one that opened the mailbox."""
@@ -208,7 +190,7 @@ class MailboxEngine:
     def now(self) -> int:
         """Return the log time, µs."""
         now = self._anchor.at + self._clock.uptime() - self._anchor.uptime
-        state = self._state
+        state = self._owned.current
         return max(now, state.mailbox.at) if state is not None and state.failure is None else now
 
     async def submit(self, commands: Sequence[Command]) -> list[Answer]:
@@ -218,15 +200,13 @@ class MailboxEngine:
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown,
             InvalidRequest in a forked process.
         """
-        if self.protection is None and not may_be_encrypted(commands):
-            return await self._submit(commands)
-        if may_be_encrypted(commands):
-            if self._state is not None:
-                commands = limit_tracebacks(commands, self._state.mailbox.limits.traceback_bytes)
-            if self.protection is None:
-                return await submit_without_keys(commands, self._submit, self.log.read_stream)
+        has_content, state = may_be_encrypted(commands), self._owned.current
+        if has_content and state is not None:
+            commands = limit_tracebacks(commands, state.mailbox.limits.traceback_bytes)
         if self.protection is not None:
             return await self.protection.submit(commands, self._submit)
+        if has_content:
+            return await submit_without_keys(commands, self._submit, self.log.read_stream)
         return await self._submit(commands)
 
     def start(self, commands: Sequence[Command], answers: Answers, *, is_plain: bool = False) -> bool:
@@ -241,9 +221,9 @@ class MailboxEngine:
             if not is_plain and (self.protection is not None or may_be_encrypted(commands)):
                 return False
             self.check_process()
-            if self._lost is not None or self._closing:
-                raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
-            self._pending.add(Request(commands, answers, perf_counter()), self._state)
+            if self._owned.lost is not None or self._owned.is_closing:
+                raise self._owned.lost or mailbox_closed(self.name)
+            self._pending.add(Request(commands, answers, perf_counter()), self._owned.current)
         except Exception as error:  # a defect in one call must not keep others from being queued
             if isinstance(error, PostroomError):
                 self.metrics.count_refusal(error)
@@ -268,11 +248,12 @@ class MailboxEngine:
 
         Also while the mailbox closes, as who stops working cancels its receives and closes.
         """
-        if deliveries and self._lost is None and self._task is not None and not self._task.done():
+        if deliveries and self._owned.lost is None and self._task is not None and not self._task.done():
             answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
             answers.add_done_callback(lambda each: each.cancelled() or each.exception())
             with suppress(PostroomError):
-                self._pending.add(Request(releases_of(deliveries), answers, perf_counter()), self._state)
+                request = Request(releases_of(deliveries), answers, perf_counter())
+                self._pending.add(request, self._owned.current)
             self._wake.set()
 
     async def receive(
@@ -291,7 +272,9 @@ class MailboxEngine:
             remaining_ms = int((deadline - loop.time()) * 1_000)
             if answer or remaining_ms <= 0:
                 return answer
-            await self._wait_for_messages(command, remaining_ms)
+            if not self._owned.is_closing and not self.is_deliverable(command.topics):
+                self._wake.set()  # the loop must consider the next delayed message of the topics
+                await self.long_polls.wait(command.topics, remaining_ms, command.consumer)
 
     def is_deliverable(self, topics: Sequence[str]) -> bool:
         """Return whether a message of one of `topics` may be delivered now."""
@@ -304,10 +287,6 @@ class MailboxEngine:
         sent = records[0].event if records else None
         return message_id(stream, sent.headers.message_id if isinstance(sent, MessageSent) else None)
 
-    async def wait_until_lost(self) -> None:
-        """Return when another owner has taken over the mailbox."""
-        await self._is_lost.wait()
-
     async def check_ownership(self) -> None:
         """Check that no newer owner has written to the log; if one has, refuse all further requests.
 
@@ -318,15 +297,7 @@ class MailboxEngine:
             be read, InvalidRequest in a forked process.
         """
         self.check_process()
-        try:
-            head = await asyncio.to_thread(self.log.head)
-            if head is not None and self._state is not None and head.epoch > self._state.epoch:
-                raise Fenced(self.log.mailbox, self._state.epoch, head.epoch)
-        except Fenced as error:
-            self._invalidate(error)
-            raise
-        except RuntimeError as error:  # no thread can be started while the interpreter exits
-            raise Unavailable(f"The log of mailbox {self.name} can't be read: {summarize(error)}.") from error
+        await self._owned.check_ownership()
 
     async def take_snapshot(self, *, whole: bool = False) -> Taken:
         """Save a snapshot of the mailbox as of now or later, in steps between groups of commands.
@@ -338,23 +309,15 @@ class MailboxEngine:
 
         Raises: Unavailable when it can't be saved, or as `state`; MailboxClosed.
         """
-        if self._closing:
-            raise MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
+        if self._owned.is_closing:
+            raise mailbox_closed(self.name)
         answer = self.state.snapshots.ask(whole=whole)
         self._wake.set()
         return await answer
 
-    async def _wait_for_messages(self, command: Receive, wait_ms: int) -> None:
-        """Return when a message of one of the topics of `command` may be ready, or after `wait_ms`."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._closing and not self.is_deliverable(command.topics):
-            self._wake.set()  # the loop must consider the next delayed message of the topics
-            await self.long_polls.wait(command.topics, wait_ms, command.consumer)
-
     async def _run(self) -> None:
         while True:
-            if self._closing and not self._pending:
+            if self._owned.is_closing and not self._pending:
                 await self.committer.wait_until_durable()
                 if not self._pending:  # else the receivers of the last groups had given up
                     return
@@ -362,9 +325,10 @@ class MailboxEngine:
             if not self._may_append():
                 refuse(self._pending.take_all(), lease_ended(self.name), self.metrics)
                 continue
-            state = self._state
+            state = self._owned.current
             if state is None or state.failure is not None:
-                state = await self._recover()
+                await self.committer.wait_until_durable()
+                state = await self._owned.recover()
                 if state is None:
                     continue
             requests = self._pending.take()
@@ -372,11 +336,12 @@ class MailboxEngine:
                 group, commits = await self._decide(requests, state)
                 await self.committer.wait_for_room()
             except Exception as error:
-                await self._fail(requests, error)
+                await self.committer.wait_until_durable()
+                self._owned.fail(requests, error)
                 continue
             state = group.state
             if state.failure is not None:  # an append has failed in the meantime
-                self._refuse(requests, state.failure)
+                self._owned.refuse(requests, state.failure)
                 continue
             self.committer.commit(group, commits)
             state.advance_snapshot(self._saver.save)
@@ -398,106 +363,35 @@ class MailboxEngine:
         except Exception as error:
             logger().exception("mailbox.encode_failed", mailbox=self.log.mailbox)
             await self.committer.wait_until_durable()  # earlier groups are stored, and answered so
-            self._invalidate(Unavailable(f"Mailbox {self.log.mailbox} is loaded again: {summarize(error)}."))
-        if (recovered := await self._recover()) is None:
-            raise state.failure or self._lost or lease_ended(self.name)
+            self._owned.invalidate(Unavailable(f"Mailbox {self.name} is loaded again: {summarize(error)}."))
+        if (recovered := await self._owned.recover()) is None:
+            raise state.failure or self._owned.lost or lease_ended(self.name)
         group = await self._decider.decide(requests, recovered, self.now(), is_careful=True)
         return group, recovered.commit(group.events)
 
     async def _wait_for_work(self) -> None:
-        while not self._pending and not self._closing:
-            timeout = self._sleep_seconds()
-            if timeout is not None and timeout <= 0:
+        """Return when there is a request, or the next timer is due."""
+        while not self._pending and not self._owned.is_closing:
+            state, seconds = self._owned.current, RECOVERY_SECONDS
+            if not self._may_append():
+                seconds = LEASE_CHECK_SECONDS
+            elif state is not None and state.failure is None:
+                now = self.now()
+                due = self.long_polls.next_due(state, now)
+                seconds = math.inf if due is None else (due - now) / 1_000_000
+            if seconds <= 0:
                 await asyncio.sleep(0)  # lets callers run even if many timers are due
                 return
             self._wake.clear()
-            if timeout is not None:  # an alarm that comes too early is as good
-                loop = asyncio.get_running_loop()
-                at, alarm = loop.time() + timeout, self._alarm
-                if alarm is None or alarm.when() > at:
-                    if alarm is not None:
-                        alarm.cancel()
-                    self._alarm = loop.call_at(at, self._wake_at_alarm)
+            if seconds < math.inf:
+                self._wake.set_within(seconds)
             await self._wake.wait()
-            if self._is_due:
-                self._is_due = False
+            if self._wake.is_due:
+                self._wake.is_due = False
                 return
 
-    def _wake_at_alarm(self) -> None:
-        self._alarm, self._is_due = None, True
-        self._wake.set()
-
-    def _sleep_seconds(self) -> float | None:
-        """Return the time until the next timer, or None without one."""
-        if not self._may_append():
-            return LEASE_CHECK_SECONDS
-        state = self._state
-        if state is None or state.failure is not None:
-            return RECOVERY_SECONDS
-        now = self.now()
-        due = self.long_polls.next_due(state, now)
-        return None if due is None else (due - now) / 1_000_000
-
     def _deliverable(self, topic: str, limit: int) -> int:
-        state = self._state
+        state = self._owned.current
         if state is None or state.failure is not None:
             return 0
         return state.mailbox.count_deliverable(topic, self.now(), limit)
-
-    def _refuse(self, requests: Sequence[Request], failure: PostroomError) -> None:
-        """Refuse requests to a void state; after a duplicate record, have them decided once more."""
-        for each in requests:
-            if self._closing or each.is_repeated or not isinstance(failure, DuplicateRecord):
-                refuse([each], failure, self.metrics)
-            else:
-                self._pending.repeat(each)
-        self._wake.set()
-
-    async def _fail(self, requests: list[Request], error: Exception) -> None:
-        """Refuse requests because the log could not be read, or a defect left the state partly evolved."""
-        if not isinstance(error, PostroomError):
-            logger().error("mailbox.group_failed", mailbox=self.log.mailbox, exc_info=error)
-            error = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
-        await self.committer.wait_until_durable()
-        refuse(requests, error, self.metrics)
-        self._invalidate(error)
-
-    def _invalidate(self, error: PostroomError) -> None:
-        """Mark the state void; if another owner took over, refuse all further requests."""
-        if self._state is not None:
-            self._state.failure = error
-            self._state.snapshots.refuse(error)
-        if isinstance(error, Fenced | WrongPosition):
-            self._lost = error
-            self._is_lost.set()
-            self._closing = True
-            self._wake.set()
-            self.long_polls.wake_all(error)
-            refuse(self._pending.take_all(), error, self.metrics)
-
-    async def _recover(self) -> LoadedMailbox | None:
-        """Load the state again, and return it; on failure, refuse the pending requests."""
-        await self.committer.wait_until_durable()
-        if self._lost is not None:
-            return None
-        try:
-            state = await self._load()
-            if self._state is not None and state.epoch > self._state.epoch:
-                raise Fenced(self.log.mailbox, self._state.epoch, state.epoch)
-        except PostroomError as error:
-            refuse(self._pending.take(), error, self.metrics)
-            self._invalidate(error)
-            return None
-        self._state = state
-        logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=state.mailbox.position)
-        return state
-
-    async def _load(self) -> LoadedMailbox:
-        self._cache.clear()
-        try:
-            return await load_mailbox(self.log)
-        except PostroomError:
-            raise
-        except Exception as error:  # a defect of the adapter: callers still get an answer
-            logger().exception("mailbox.load_failed", mailbox=self.log.mailbox)
-            raise Unavailable(f"The log of mailbox {self.name} failed: {summarize(error)}.") from error

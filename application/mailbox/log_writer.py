@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -15,15 +15,11 @@ from postroom.application.mailbox.groups import Group, LoadedMailbox, Request, d
 from postroom.application.mailbox.segments import ends_with
 from postroom.application.messages import MessageDelivery
 from postroom.application.metrics import MailboxMetrics
-from postroom.application.ports.event_log import Clock, EventLog, Seal, StoredSnapshot, VolatileLog
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot, VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.application.threads import DaemonExecutor
 from postroom.domain.commit import Commit
-from postroom.domain.errors import MailboxClosed, PostroomError, Unavailable, WrongPosition
-from postroom.domain.mailbox.commands import TakeOwnership
-from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.mailbox.ownership import Anchor, anchor
-from postroom.domain.settings import SettingsChanges
+from postroom.domain.errors import MailboxClosed, PostroomError, Unavailable
 
 T = TypeVar("T")
 
@@ -159,6 +155,11 @@ def lease_ended(mailbox: str) -> Unavailable:
         "retry shortly.",
         LEASE_RETRY_MS,
     )
+
+
+def mailbox_closed(mailbox: str) -> MailboxClosed:
+    """Return the answer to callers of a mailbox that its owner has closed."""
+    return MailboxClosed(f"Mailbox {mailbox} is closed; open it again.")
 
 
 APPENDS_IN_PROGRESS = 2
@@ -303,60 +304,6 @@ def refuse(requests: Iterable[Request], error: PostroomError, metrics: MailboxMe
             metrics.count_refusal(error)
 
 
-OWNERSHIP_TRIES = 5
-"""Attempts of a new owner to append while the previous owner still appends."""
-
-
-async def take_over(
-    load: Callable[[], Awaitable[LoadedMailbox]],
-    writer: LogWriter,
-    clock: Clock,
-    owner: str,
-    mode: MailboxMode | None,
-    settings: SettingsChanges,
-    *,
-    epoch: int | None,
-    accept_clock: bool,
-    can_encrypt: bool,
-) -> tuple[LoadedMailbox, Anchor]:
-    """Load a mailbox and append `OwnershipTaken`; return its state, and the anchor of log time.
-
-    Arguments: as of `MailboxEngine.open`.
-    Raises: WrongMode and SettingsConflict when it has another mode or other settings, WrongPosition when
-        another owner keeps appending, InvalidRequest when it encrypts messages and there is no key store,
-        Fenced when the epoch is not above the log's, Unavailable when the lease has ended, BrokenLog when the
-        log can't be folded, ImplausibleClock when the machine was restarted and its wall clock is too far
-        ahead.
-    """
-    attempt = 1
-    while True:
-        began = clock.uptime()
-        state = await load()
-        loaded, replayed = clock.uptime(), state.records_since_snapshot
-        mailbox, boot, uptime = state.mailbox, clock.boot(), clock.uptime()
-        time = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
-        command = TakeOwnership(
-            mailbox.name, mode, owner, boot, uptime, time.continues, epoch, settings, can_encrypt
-        )
-        try:
-            await writer.append(state.take_ownership(command, time.at))
-        except WrongPosition:
-            if attempt == OWNERSHIP_TRIES:
-                raise
-            attempt += 1
-            continue
-        logger().info(
-            "mailbox.owned",
-            mailbox=mailbox.name,
-            epoch=state.epoch,
-            position=mailbox.position,
-            replayed=replayed,
-            load_ms=(loaded - began) // 1_000,
-            append_ms=(clock.uptime() - loaded) // 1_000,
-        )
-        return state, time
-
-
 CLOSING_SNAPSHOT_EVENTS = 1_000
 """Events after the newest snapshot from which a mailbox that closes saves another one."""
 
@@ -386,7 +333,7 @@ class SnapshotSaver:
             if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
                 await self._finish(state)
             await self._writer.try_seal(Seal(mailbox.position, state.chain))
-        state.snapshots.refuse(MailboxClosed(f"Mailbox {mailbox.name} is closed; open it again."))
+        state.snapshots.refuse(mailbox_closed(mailbox.name))
 
     async def _finish(self, state: LoadedMailbox) -> None:
         answer = state.snapshots.ask()

@@ -69,20 +69,14 @@ class OwnerQueries:
         self._engine = engine
         self._search = search or self.search_unsettled
         log = engine.log
-        dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
+        self._dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
         state_at = StateAt(log, engine.now, lambda: engine.mailbox)
         self._get_message = GetMessage(log, engine.now, engine.protection)
-        self._explain_message = ExplainMessage(log, engine.now)
-        self._get_backlog = GetBacklog(state_at, dlq_profile)
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self.describe_dead_letters = self._list_dead_letters.describe
-        self._list_topics = ListTopics(state_at)
         self._state_at = state_at
-        self._peek_messages = PeekMessages(state_at, log, engine.protection, is_swept=True)
-        self._search_unsettled = SearchUnsettled(log)
-        self._preview_settings = PreviewSettings(log, engine.now, lambda: engine.mailbox)
         self._measure = MeasureMailbox(
-            lambda: engine.mailbox, engine.metrics, dlq_profile, lateness, lambda: log.durability
+            lambda: engine.mailbox, engine.metrics, self._dlq_profile, lateness, lambda: log.durability
         )
 
     async def get_mode(self) -> MailboxMode:
@@ -95,8 +89,9 @@ class OwnerQueries:
 
     async def preview_settings(self, changes: SettingsChanges, *, replace: bool = False) -> SettingsPreview:
         """Return the effects of a change of settings; see `Mailbox.preview_settings`."""
-        preview, last = await self._now(self._preview_settings, changes, replace=replace)
-        return await asyncio.to_thread(self._preview_settings.count_removed, preview, last)
+        query = PreviewSettings(self._engine.log, self._engine.now, lambda: self._engine.mailbox)
+        preview, last = await self._now(query, changes, replace=replace)
+        return await asyncio.to_thread(query.count_removed, preview, last)
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
@@ -128,11 +123,12 @@ class OwnerQueries:
     async def explain_message(self, id_: str) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""
         self._engine.check_process()
-        return await asyncio.to_thread(self._explain_message, id_, caller_covers)
+        query = ExplainMessage(self._engine.log, self._engine.now)
+        return await asyncio.to_thread(query, id_, caller_covers)
 
     async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Count unsettled messages; see `Mailbox.get_backlog`."""
-        return await self._at(at, self._get_backlog, topic, at=at)
+        return await self._at(at, GetBacklog(self._state_at, self._dlq_profile), topic, at=at)
 
     async def list_dead_letters(
         self,
@@ -160,7 +156,7 @@ class OwnerQueries:
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""
-        topics = await self._now(self._list_topics)
+        topics = await self._now(ListTopics(self._state_at))
         count = self._engine.long_polls.count
         return [replace(each, receivers=n) if (n := count(each.topic)) else each for each in topics]
 
@@ -202,7 +198,9 @@ class OwnerQueries:
 
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
-        return await self._now(self._peek_messages, topic, limit=limit)
+        engine = self._engine
+        query = PeekMessages(self._state_at, engine.log, engine.protection, is_swept=True)
+        return await self._now(query, topic, limit=limit)
 
     async def search_messages(self, filter_: EventFilter) -> Page[FoundMessage]:
         """Return a page of the messages that match; see `Mailbox.search_messages`."""
@@ -214,7 +212,7 @@ class OwnerQueries:
         if self._engine.protection is not None:
             filter_ = await asyncio.to_thread(as_stored, filter_, self._engine.protection)
         messages = await self._now(lambda: list(self._engine.mailbox.messages.values()))
-        return await asyncio.to_thread(self._search_unsettled, filter_, messages)
+        return await asyncio.to_thread(SearchUnsettled(self._engine.log), filter_, messages)
 
     async def _now(self, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query of the present on the event loop; raises Fenced when the mailbox was taken over."""
