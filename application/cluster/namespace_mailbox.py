@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
-from itertools import chain
 from typing import Any, TypeVar
 
 from postroom.application.cluster.namespace_members import (
@@ -13,13 +12,7 @@ from postroom.application.cluster.namespace_members import (
     pause_topic,
     use_generation,
 )
-from postroom.application.cluster.namespace_queries import (
-    NamespaceQueries,
-    merge_settings,
-    merge_subscription,
-    merge_topic_reports,
-    merge_topics,
-)
+from postroom.application.cluster.namespace_merges import MERGES, merge_answers, merge_subscription
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver, ReceiptHomes
 from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.cluster.store_receiver import StoreReceiver
@@ -40,9 +33,7 @@ from postroom.application.messages import MessageResult, NewMessage, Sent
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation, derive
 from postroom.application.ports.control_plane import NamespaceDirectory
-from postroom.application.query_results import MessageChange
-from postroom.application.reports import ConsumerReport, ScheduleReport, SearchReport
-from postroom.application.worker_reports import WorkerReport, sort_workers
+from postroom.application.reports import ScheduleReport
 from postroom.domain.arguments import check_items
 from postroom.domain.errors import (
     InvalidRequest,
@@ -61,37 +52,6 @@ T = TypeVar("T")
 
 STALE_PAUSE_SECONDS = 0.05
 
-
-def merge_changes(answers: Sequence[Sequence[MessageChange]]) -> list[MessageChange]:
-    """Return for each message the answer of the mailbox that knows it."""
-    return [
-        next((each for each in same if each.outcome != "unknown"), same[0])
-        for same in zip(*answers, strict=True)
-    ]
-
-
-def merge_consumers(answers: Sequence[Sequence[ConsumerReport]]) -> list[ConsumerReport]:
-    """Return the consumers of all mailboxes, except those of the namespace's own topic."""
-    return [each for each in chain.from_iterable(answers) if each.topic != RESERVED_TOPIC]
-
-
-def merge_workers(answers: Sequence[Sequence[WorkerReport]]) -> list[WorkerReport]:
-    """Return the workers of all mailboxes, each as in its latest report."""
-    every = sorted(chain.from_iterable(answers), key=lambda each: -each.silent_ms)
-    return sort_workers({(each.principal, each.id): each for each in every}.values())
-
-
-def merge_schedules(answers: Sequence[Sequence[ScheduleReport]]) -> list[ScheduleReport]:
-    """Return the schedules of all mailboxes, by name; each is in one of them."""
-    return sorted(chain.from_iterable(answers), key=lambda each: each.name)
-
-
-def merge_searches(answers: Sequence[Sequence[SearchReport]]) -> list[SearchReport]:
-    """Return the saved searches, of which each mailbox has those that were saved while it was a member."""
-    searches = {each.search_id: each for each in chain.from_iterable(reversed(answers))}
-    return sorted(searches.values(), key=lambda each: (each.name.casefold(), each.topics))
-
-
 READS_OF_MESSAGES = ("get_message", "wait_for_result", "explain_message")
 """Operations that the mailbox with the message answers."""
 CHANGES_OF_TOPICS = (
@@ -106,32 +66,10 @@ CHANGES_OF_TOPICS = (
 """Operations of the mailboxes that have the topic, schedule or search, one after the other."""
 CHANGES_OF_SETTINGS = ("set_topic_policy", "set_settings", "save_search")
 """Operations of all mailboxes, also of mailboxes that are added meanwhile."""
-MERGES: dict[str, Callable[[list[Any]], Any]] = {
-    "list_topics": merge_topics,
-    "describe_topic": merge_topic_reports,
-    "list_consumers": merge_consumers,
-    "list_workers": merge_workers,
-    "preview_settings": merge_settings,
-    "set_settings": any,
-    "list_schedules": merge_schedules,
-    "list_searches": merge_searches,
-    "cancel_messages": merge_changes,
-    "reschedule_messages": merge_changes,
-}
-"""How the answers of the mailboxes become one, by operation; `merge_answers` is for others."""
-
-
-def merge_answers(answers: Sequence[Any]) -> Any:
-    """Return the sum of numbers, lists in one, or else the answer of the oldest mailbox."""
-    first, *others = answers
-    if type(first) is int or isinstance(first, list):
-        for each in others:
-            first = first + each
-    return first
 
 
 @derive(Mailbox)
-class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
+class NamespaceMailbox(NamespaceRedrives, Mailbox):
     """`Mailbox` over the mailboxes of a namespace; its name is the namespace's.
 
     A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive
@@ -356,7 +294,7 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
             if redriven < limit:
                 redriven += await operation.ask(mailbox, {**arguments, "limit": limit - redriven})
 
-        await self._at_each_that_has_it(redrive)
+        await self._at_each_that_has_it(redrive, self._at_all)
         return redriven
 
     async def _pause_topic(self, operation: Operation, arguments: Arguments) -> None:
@@ -384,7 +322,7 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 own["filter_"] = report.filter
 
         try:
-            await (self._at_all if is_set else self._at_each_that_has_it)(change)
+            await (self._at_all(change) if is_set else self._at_each_that_has_it(change, self._at_all))
         except PostroomError as error:
             if not reports or arguments.get("dry_run"):
                 raise
@@ -404,9 +342,8 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         One mailbox has it, so that each tick is sent once.
         """
         name = arguments["name"]
-        deadline = asyncio.get_running_loop().time() + self._timeout
-        while True:
-            members = await self._get_members()
+
+        async def set_schedule(members: Members) -> ScheduleReport:
             pages = [await self._directory.mailbox(each).list_schedules() for each in members.names]
             homes = (
                 mailbox
@@ -414,15 +351,10 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
                 if any(each.name == name for each in page)
             )
             home = next(homes, None) or home_of(name, members.names)
-            try:
-                with use_generation(members.generation):
-                    report: ScheduleReport = await operation.ask(self._directory.mailbox(home), arguments)
-                return report
-            except StaleMembers:
-                self._members.invalidate()
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
-                await asyncio.sleep(STALE_PAUSE_SECONDS)
+            report: ScheduleReport = await operation.ask(self._directory.mailbox(home), arguments)
+            return report
+
+        return await self._at_members(set_schedule)
 
     async def _call(self, operation: Operation, arguments: Arguments) -> Any:
         def ask(mailbox: Mailbox) -> Awaitable[Any]:
@@ -431,7 +363,7 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
         if operation.name in READS_OF_MESSAGES:
             return await self._ask_any(ask)
         if operation.name in CHANGES_OF_TOPICS:
-            answers = await self._at_each_that_has_it(ask)
+            answers = await self._at_each_that_has_it(ask, self._at_all)
         else:
             answers = await (self._at_all if operation.name in CHANGES_OF_SETTINGS else self._ask_all)(ask)
         return MERGES.get(operation.name, merge_answers)(answers)
@@ -439,37 +371,27 @@ class NamespaceMailbox(NamespaceQueries, NamespaceRedrives, Mailbox):
     async def _at_all(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
         """Make a call of all mailboxes, also of mailboxes that were added meanwhile; return its answers."""
         answers: list[T] = []
+
+        async def call_all(members: Members) -> list[T]:
+            for name in members.names:
+                answers.append(await call(self._directory.mailbox(name)))  # noqa: PERF401 # also before an error
+            return answers
+
+        return await self._at_members(call_all)
+
+    async def _at_members(self, call: Callable[[Members], Awaitable[T]]) -> T:
+        """Make a call under the generation of the members; again if a mailbox was added meanwhile."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         while True:
             members = await self._get_members()
             try:
                 with use_generation(members.generation):
-                    for name in members.names:
-                        answers.append(await call(self._directory.mailbox(name)))  # noqa: PERF401 # also before an error
-                return answers
+                    return await call(members)
             except StaleMembers:
                 self._members.invalidate()
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
                 await asyncio.sleep(STALE_PAUSE_SECONDS)
-
-    async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Call each mailbox in turn; return the answers of mailboxes with the topic or subscription.
-
-        Raises: NotFound when none has it.
-        """
-
-        async def unless_missing(mailbox: Mailbox) -> T | NotFound:
-            try:
-                return await call(mailbox)
-            except NotFound as refusal:
-                return refusal
-
-        answers = await self._at_all(unless_missing)
-        results = [each for each in answers if not isinstance(each, NotFound)]
-        if not results:
-            raise next(each for each in answers if isinstance(each, NotFound))
-        return results
 
 
 _UNKNOWN = NotFound("No mailbox of the namespace was asked yet.")

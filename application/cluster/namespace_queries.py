@@ -2,35 +2,27 @@
 
 import asyncio
 import heapq
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from postroom.application.cluster.namespace_members import FixedMembers, Members, NamespaceMembers
+from postroom.application.cluster.namespace_merges import merge_backlogs, merge_subscriptions
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, read_position
 from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import Backlog, DeadLetter, Moment, PeekedMessage
 from postroom.application.reports import (
-    DeletionReport,
-    RewindReport,
     SubscriptionReport,
-    TopicPeriod,
-    TopicReport,
-    TopicStep,
 )
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
-from postroom.domain.mailbox.counts import TopicCount, TopicSummary
-from postroom.domain.mailbox.topic_decisions import Effect, SettingsEffect, SettingsPreview
 from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order
 
-_Counted = TypeVar("_Counted", TopicPeriod, TopicStep)
 Place = tuple[int, int]
 """Sort key of results: timestamp of the message, and the number of its mailbox with its position."""
 
@@ -89,10 +81,6 @@ def _limit_time(filter_: EventFilter, time: int) -> EventFilter:
 
 
 T = TypeVar("T")
-R = TypeVar("R", SubscriptionReport, RewindReport, DeletionReport)
-
-_STATUSES = ("live", "copying", "clearing")
-MAX_KEYS = 100
 PLACE_BITS = 40
 """Bits of the position in the mailbox; the higher bits of a namespace's position number the mailbox."""
 
@@ -165,7 +153,7 @@ class NamespaceQueries:
         """Return the subscriptions, each with the mailboxes that lack it or have another filter."""
         mailboxes = (await self._get_members()).by_age
         pages = (operation.ask(self._directory.mailbox(each), arguments) for each in mailboxes)
-        return _merge_subscriptions(mailboxes, await asyncio.gather(*pages))
+        return merge_subscriptions(mailboxes, await asyncio.gather(*pages))
 
     async def _search_messages(self, operation: Operation, arguments: Arguments) -> Page[FoundMessage]:
         """Return a page of the messages of all mailboxes that match.
@@ -216,157 +204,27 @@ class NamespaceQueries:
                 return answer
         raise next((each for each in failures if not isinstance(each, NotFound)), failures[0])
 
+    async def _at_each_that_has_it(
+        self,
+        call: Callable[[Mailbox], Awaitable[T]],
+        ask_all: Callable[[Callable[[Mailbox], Awaitable[Any]]], Awaitable[list[Any]]],
+    ) -> list[T]:
+        """Return the answers of the mailboxes that have the requested object.
 
-def merge_backlogs(namespace: str, backlogs: Sequence[Backlog]) -> Backlog:
-    """Return the backlog of a namespace from its mailboxes' backlogs."""
-    if len(backlogs) == 1:
-        (only,) = backlogs
-        return msgspec.structs.replace(only, mailbox=namespace, shards=_merge_counts(only.shards))
-    latest = max(backlogs, key=lambda backlog: backlog.at)
-    return Backlog(
-        namespace,
-        sum(backlog.position for backlog in backlogs),
-        max(backlog.epoch for backlog in backlogs),
-        ", ".join(dict.fromkeys(backlog.owner for backlog in backlogs)),
-        latest.at,
-        sum(backlog.archived for backlog in backlogs),
-        max(backlog.as_of for backlog in backlogs),
-        _merge_counts(row for backlog in backlogs for row in backlog.shards),
-        sorted({topic for backlog in backlogs for topic in backlog.paused_topics}),
-        "durable" if all(backlog.dlq_profile == "durable" for backlog in backlogs) else "ephemeral",
-    )
+        Arguments:
+            ask_all: calls all mailboxes.
 
+        Raises: NotFound when none has it.
+        """
 
-def merge_settings(previews: Sequence[SettingsPreview]) -> SettingsPreview:
-    """Return the effects of a change of settings on all mailboxes."""
-    counts: Counter[tuple[str | None, Effect]] = Counter()
-    for each in chain.from_iterable(preview.effects for preview in previews):
-        counts[each.topic, each.effect] += each.count
-    effects = [SettingsEffect(topic, effect, count) for (topic, effect), count in counts.items()]
-    return msgspec.structs.replace(previews[0], effects=effects)
+        async def unless_missing(mailbox: Mailbox) -> T | NotFound:
+            try:
+                return await call(mailbox)
+            except NotFound as refusal:
+                return refusal
 
-
-def _merge_counts(rows: Iterable[TopicCount]) -> list[TopicCount]:
-    merged: dict[tuple[str, int], TopicCount] = {}
-    for row in rows:
-        if row.topic == RESERVED_TOPIC:
-            continue
-        current = merged.get((row.topic, row.shard))
-        merged[row.topic, row.shard] = row if current is None else _add_counts(current, row)
-    return [merged[key] for key in sorted(merged)]
-
-
-def _add_counts(one: TopicCount, other: TopicCount) -> TopicCount:
-    return TopicCount(
-        one.topic,
-        one.shard,
-        one.ready + other.ready,
-        one.in_flight + other.in_flight,
-        one.delayed + other.delayed,
-        one.dead + other.dead,
-        _earliest(one.oldest_at, other.oldest_at),
-    )
-
-
-def merge_topics(pages: Iterable[Iterable[TopicSummary]]) -> list[TopicSummary]:
-    """Return the topics of a namespace from its mailboxes' topics, by name."""
-    merged: dict[str, TopicSummary] = {}
-    for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_TOPIC):
-        current = merged.get(topic.topic)
-        merged[topic.topic] = topic if current is None else _add_topics(current, topic)
-    return [merged[name] for name in sorted(merged)]
-
-
-def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
-    reasons = {*one.dead_letterings, *other.dead_letterings}
-    return TopicSummary(
-        one.topic,
-        one.paused or other.paused,
-        one.policy or other.policy,
-        one.ready + other.ready,
-        one.in_flight + other.in_flight,
-        one.delayed + other.delayed,
-        one.dead + other.dead,
-        _earliest(one.oldest_at, other.oldest_at),
-        {r: one.dead_letterings.get(r, 0) + other.dead_letterings.get(r, 0) for r in sorted(reasons)},
-        one.shards_in_use or other.shards_in_use,
-        one.held_keys + other.held_keys,
-        one.receivers + other.receivers,
-    )
-
-
-def merge_topic_reports(reports: Sequence[TopicReport]) -> TopicReport:
-    """Return the report of a topic of a namespace from its mailboxes' reports."""
-    first = reports[0]
-    keys = sorted(
-        chain.from_iterable(each.keys for each in reports),
-        key=lambda each: (not each.is_held, -each.waiting - each.in_flight, each.key),
-    )
-    return msgspec.structs.replace(
-        first,
-        summary=merge_topics([[each.summary] for each in reports])[0],
-        subscriptions=sorted({name for each in reports for name in each.subscriptions}),
-        consumers=[*chain.from_iterable(each.consumers for each in reports)],
-        keys=keys[:MAX_KEYS],
-        periods=[_merge_periods(some) for some in zip(*(each.periods for each in reports), strict=True)],
-        events=sum(each.events for each in reports),
-    )
-
-
-def _merge_periods(periods: Sequence[TopicPeriod]) -> TopicPeriod:
-    """Return the sums of the counts, and the largest of the percentiles."""
-    steps: dict[str, list[TopicStep]] = {}
-    for each in chain.from_iterable(period.steps for period in periods):
-        steps.setdefault(each.at, []).append(each)
-    return msgspec.structs.replace(
-        _add_up(periods),
-        since=min(each.since for each in periods),
-        is_whole=all(each.is_whole for each in periods),
-        seconds=max(each.seconds for each in periods),
-        steps=[_add_up(steps[at]) for at in sorted(steps)],
-    )
-
-
-def _add_up(reports: Sequence[_Counted]) -> _Counted:
-    """Return the first report with the sums of the counts, and the largest of the percentiles."""
-    changes: dict[str, Any] = {}
-    for name in reports[0].__struct_fields__:
-        values = [getattr(each, name) for each in reports]
-        if name in ("sent", "received", "acked", "failed", "dead"):
-            changes[name] = sum(values)
-        elif name[-7:] in ("_p50_ms", "_p95_ms", "_p99_ms"):
-            changes[name] = max((each for each in values if each is not None), default=None)
-    return msgspec.structs.replace(reports[0], **changes)
-
-
-def _merge_subscriptions(
-    mailboxes: Sequence[str], pages: Iterable[Iterable[SubscriptionReport]]
-) -> list[SubscriptionReport]:
-    """Return the subscriptions of a namespace from its mailboxes' subscriptions, by name."""
-    merged: dict[str, dict[str, SubscriptionReport]] = {}
-    for mailbox, page in zip(mailboxes, pages, strict=True):
-        for each in page:
-            merged.setdefault(each.name, {})[mailbox] = each
-    return [
-        msgspec.structs.replace(
-            first := merge_subscription([*own.values()]),
-            missing_in=tuple(each for each in mailboxes if each not in own),
-            differs_in=tuple(each for each, report in own.items() if report.filter != first.filter),
-        )
-        for _, own in sorted(merged.items())
-    ]
-
-
-def merge_subscription(reports: Sequence[R]) -> R:
-    """Return the report on a subscription of a namespace: sums, and the status that is furthest from live."""
-    values = {name: [getattr(each, name) for each in reports] for name in reports[0].__struct_fields__}
-    changes: dict[str, object] = {name: sum(each) for name, each in values.items() if type(each[0]) is int}
-    if "status" in values:
-        changes |= {"status": max(values["status"], key=_STATUSES.index), "paused": any(values["paused"])}
-        changes["created_at"] = min(values["created_at"])
-        changes["problem"] = " ".join(filter(None, values["problem"]))
-    return msgspec.structs.replace(reports[0], **changes)
-
-
-def _earliest(one: int | None, other: int | None) -> int | None:
-    return min((each for each in (one, other) if each is not None), default=None)
+        answers: list[T | NotFound] = await ask_all(unless_missing)
+        results = [each for each in answers if not isinstance(each, NotFound)]
+        if not results:
+            raise next(each for each in answers if isinstance(each, NotFound))
+        return results

@@ -1,25 +1,21 @@
 """Redrive jobs on a namespace: a job of the same id in each of its mailboxes, merged (ADR 0063)."""
 
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import uuid_utils
 
-from postroom.application.cluster.namespace_members import Members
+from postroom.application.cluster.namespace_queries import NamespaceQueries
 from postroom.application.mailbox.outgoing import name_job
 from postroom.application.operations.mailbox import Mailbox
 from postroom.application.operations.operation import Arguments, Operation
 from postroom.application.page import Page, invalid_cursor
-from postroom.application.ports.control_plane import NamespaceDirectory
 from postroom.application.query_results import RedriveGroup, RedrivePreview
 from postroom.application.reports import RedriveMessage, RedriveReport
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.namespace import RESERVED_TOPIC
 from postroom.domain.redrive.spec import RedriveSpec
-
-T = TypeVar("T")
 
 _STATUSES = ("undoing", "running", "paused", "cancelled", "completed", "undone")
 """Statuses by precedence: the first that the job has in any mailbox is its status in the namespace."""
@@ -28,18 +24,8 @@ MAX_SAMPLES = 10
 MAX_GROUPS = 100
 
 
-class NamespaceRedrives:
+class NamespaceRedrives(NamespaceQueries):
     """The redrive jobs of `Mailbox` over the mailboxes of a namespace."""
-
-    _directory: NamespaceDirectory
-
-    @abstractmethod
-    async def _ask_all(self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
-        """Return the answers of all mailboxes."""
-
-    @abstractmethod
-    async def _get_members(self) -> Members:
-        """Return the members."""
 
     async def _preview_redrive(self, operation: Operation, arguments: Arguments) -> RedrivePreview:
         """Return the dead letters that the jobs would select."""
@@ -70,7 +56,7 @@ class NamespaceRedrives:
 
     async def _get_redrive(self, operation: Operation, arguments: Arguments) -> RedriveReport:
         """Return a job."""
-        return await self._at_those_that_have_it(lambda mailbox: operation.ask(mailbox, arguments))
+        return await self._merge_reports_of(lambda mailbox: operation.ask(mailbox, arguments))
 
     async def _list_redrive_messages(
         self, operation: Operation, arguments: Arguments
@@ -81,7 +67,7 @@ class NamespaceRedrives:
         name.
         """
         job_id, cursor, limit = arguments["job_id"], arguments["cursor"], arguments["limit"]
-        await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(job_id))
+        await self._merge_reports_of(lambda mailbox: mailbox.get_redrive(job_id))
         names = sorted((await self._get_members()).names)
         name, rest = names[0], None
         if cursor is not None:
@@ -122,27 +108,14 @@ class NamespaceRedrives:
                 return await mailbox.get_redrive(arguments["job_id"])
 
         members = await self._get_members()
-        report = await self._at_those_that_have_it(change)
+        report = await self._merge_reports_of(change)
         if len(refusals) == len(members.names):
             raise refusals[0]
         return report
 
-    async def _at_those_that_have_it(
-        self, call: Callable[[Mailbox], Awaitable[RedriveReport]]
-    ) -> RedriveReport:
+    async def _merge_reports_of(self, call: Callable[[Mailbox], Awaitable[RedriveReport]]) -> RedriveReport:
         """Return the merged reports; raises NotFound when no mailbox has the job."""
-        missing: list[NotFound] = []
-
-        async def unless_missing(mailbox: Mailbox) -> RedriveReport | None:
-            try:
-                return await call(mailbox)
-            except NotFound as refusal:
-                missing.append(refusal)
-                return None
-
-        reports = [each for each in await self._ask_all(unless_missing) if each is not None]
-        if not reports:
-            raise missing[0]
+        reports = await self._at_each_that_has_it(call, self._ask_all)
         return merge_reports(self._directory.namespace, reports)
 
     async def _check(self, spec: RedriveSpec) -> None:

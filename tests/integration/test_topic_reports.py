@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import open_mailbox
-from postroom.application.cluster.namespace_queries import merge_topic_reports
+from postroom.application.cluster.namespace_merges import merge_topic_reports
 from postroom.application.queries import describe_topic
 from postroom.application.queries.mailbox_past import to_us
 from postroom.application.workers.worker import Worker
