@@ -21,6 +21,10 @@ MAX_HEADERS = 200
 _NOT_IN_FIELDS = frozenset("\r\n\0")
 EMPTY_ROWS = 3
 """Number of rows for new headers."""
+SENT_BEFORE = (
+    "This form was submitted before with other content, so nothing was sent; submit it again to send the "
+    "message below."
+)
 TEXT, BASE64 = "text", "base64"
 _LABELS = {
     "deliver_after_ms": "Delay",
@@ -157,8 +161,9 @@ def plain_payload(envelope: PrismEnvelope) -> bytes:
         raise InvalidRequest(f"The payload {error}, so it can't be edited; download it instead.") from None
 
 
-def read_draft(form: Mapping[str, str]) -> Draft:
-    """Return the draft in a form; missing fields are empty."""
+def read_draft(fields: Mapping[str, object]) -> Draft:
+    """Return the draft in the fields of a form; missing ones, and files, are empty."""
+    form = {name: value for name, value in fields.items() if isinstance(value, str)}
     rows = range(MAX_HEADERS + EMPTY_ROWS)
     names = [(form.get(f"header-name-{row}", ""), form.get(f"header-value-{row}", "")) for row in rows]
     return Draft(

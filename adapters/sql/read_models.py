@@ -23,8 +23,8 @@ from postroom.adapters.sql.tables import (
     context_backlog,
     projection,
     projection_cursor,
-    projection_parked,
     read_cursors,
+    read_parked,
     settings_of,
     tables_of,
 )
@@ -120,7 +120,7 @@ class QueriedLog(Protocol):
         """Close the connections; idempotent."""
 
 
-class SqlReadModels(SqlStatistics, ReadModels):
+class SqlReadModels(SqlStatistics, QueriedLog, ReadModels):
     """Queries on SQL tables; each call reads one version, in one transaction.
 
     Arguments:
@@ -133,10 +133,6 @@ class SqlReadModels(SqlStatistics, ReadModels):
         self._shown = store
         self._dialect = dialect
         self.open_archive = open_archive
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections; idempotent."""
 
     @abstractmethod
     def _exists(self) -> bool:
@@ -163,26 +159,6 @@ class SqlReadModels(SqlStatistics, ReadModels):
     @abstractmethod
     def _size(self, db: Connection) -> int:
         """Return the size of the read models in bytes, including all versions."""
-
-    @abstractmethod
-    def log_heads(self, cursors: Mapping[int, LogCursor]) -> list[Head]:
-        """Return the ends of the mailbox logs of the store; see `read_heads`."""
-
-    @abstractmethod
-    def log_envelopes(self, db: Connection | None, places: Sequence[int]) -> dict[int, bytes]:
-        """Return the envelopes that the log has, without auth tokens, by the places of their messages.
-
-        Arguments:
-            db: a transaction of the store's database; None for one of its own.
-        """
-
-    @abstractmethod
-    def log_time_after(self, mailbox: str, position: int) -> int | None:
-        """Return the log time (µs) of a mailbox's first record after a position, or None without one."""
-
-    @abstractmethod
-    def is_following(self, target: str = "") -> bool:
-        """Return whether a follower holds its lock; see `SqlReadModelUpdater.leader_lock`."""
 
     @abstractmethod
     def _is_rebuild_running(self) -> bool:
@@ -324,7 +300,7 @@ class SqlReadModels(SqlStatistics, ReadModels):
                 rows = list(db.execute(newest).all())
                 if active:
                     cursors = read_cursors(db, active[0])
-                    parked_count, parked = _parked(db, active[0].version, shown_parked)
+                    parked_count, parked = read_parked(db, active[0].version, shown_parked)
         building = next((row for row in rows if row.status == "building"), None)
         is_running = building is not None and self._is_rebuild_running()
         return ProjectionStatus(
@@ -385,18 +361,6 @@ class SqlReadModels(SqlStatistics, ReadModels):
             seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
             is_same_log = find_difference(cursor, heads.get(head.id)) is None
             yield MailboxLag(head.name, cursor.position, head.last, lag, seconds, is_same_log)
-
-
-def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[ParkedRecord, ...]]:
-    parked = projection_parked.c
-    total = db.scalar(select(func.count()).select_from(projection_parked).where(parked.version == version))
-    columns = (parked.mailbox, parked.position, parked.type, parked.error, parked.parked_at)
-    rows = db.execute(
-        select(*columns).where(parked.version == version).order_by(parked.place).limit(shown)
-    ).all()
-    return int(total or 0), tuple(
-        ParkedRecord(row.mailbox, row.position, row.type, row.error, row.parked_at) for row in rows
-    )
 
 
 def to_message(envelopes: Mapping[int, bytes], row: AnyRow) -> FoundMessage:

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from postroom.adapters.sql.statements import statements
+from postroom.application.ports.read_models import ParkedRecord
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.message import Headers
 from postroom.domain.search import BodyRules
@@ -204,6 +205,19 @@ def read_cursors(db: Connection, version: Row[Any]) -> dict[int, Cursor]:
     chain = cursor.chain if has_chain else literal(None).label("chain")
     columns = (cursor.mailbox_id, cursor.position, cursor.at, chain, cursor.mailbox)
     return to_cursors(map(tuple, db.execute(select(*columns).where(cursor.version == version.version))))
+
+
+def read_parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[ParkedRecord, ...]]:
+    """Return the number of records that a version could not fold, and the first of them."""
+    parked = projection_parked.c
+    total = db.scalar(select(func.count()).select_from(projection_parked).where(parked.version == version))
+    columns = (parked.mailbox, parked.position, parked.type, parked.error, parked.parked_at)
+    rows = db.execute(
+        select(*columns).where(parked.version == version).order_by(parked.place).limit(shown)
+    ).all()
+    return int(total or 0), tuple(
+        ParkedRecord(row.mailbox, row.position, row.type, row.error, row.parked_at) for row in rows
+    )
 
 
 def chain_text(position: int, chain: str) -> str | None:

@@ -1,11 +1,9 @@
-"""The page of a message: headers, payload, history, hashes and actions."""
+"""The page of a message: headers, payload, history and hashes; and the form that sends it again."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple
 
 import uuid_utils
 from starlette.responses import Response, StreamingResponse
@@ -17,9 +15,17 @@ from postroom.adapters.console.message_view import (
     make_view,
 )
 from postroom.adapters.console.page import Page, route
-from postroom.adapters.console.resend import Draft, draft_of, explain, message_like, read_draft, to_message
+from postroom.adapters.console.pages.message_actions import ACTIONS, redirect_to_message
+from postroom.adapters.console.resend import (
+    SENT_BEFORE,
+    Draft,
+    draft_of,
+    explain,
+    message_like,
+    read_draft,
+    to_message,
+)
 from postroom.adapters.console.snippets import Snippet, endpoint_of, read_snippets, send_snippets
-from postroom.adapters.console.values import read_due
 from postroom.application.masking import NO_MASK
 from postroom.application.payload_preview import (
     Decode,
@@ -30,36 +36,15 @@ from postroom.application.payload_preview import (
     wrap_result,
 )
 from postroom.application.queries.get_message import MessageVerification, VerifyMessage
-from postroom.application.query_results import LEFT_ALONE, MessageChange, MessageDetail
-from postroom.application.reports import RedriveReport
+from postroom.application.query_results import MessageDetail
 from postroom.domain.capability.rights import Right
 from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, PostroomError
 from postroom.domain.integrity import fingerprint
 from postroom.domain.names import check_uuid
-from postroom.domain.redrive.spec import RedriveSpec
 
 CHUNK_BYTES = 64 << 10
-JOB_POLLS, JOB_SECONDS = 20, 0.05
-"""Number and interval of the polls for the end of a job that the page started."""
-
-
-class _Action(NamedTuple):
-    """An action: the right that it needs, its past participle, and the statuses that it is for."""
-
-    right: Right
-    done: str
-    statuses: tuple[str, ...] = ("dead",)
-
-
-_ACTIONS = {
-    "redrive": _Action(Right.REDRIVE, "redriven"),
-    "archive": _Action(Right.ADMIN, "archived"),
-    "purge": _Action(Right.ADMIN, "purged"),
-    "reschedule": _Action(Right.ADMIN, "rescheduled", ("ready", "delayed")),
-    "cancel": _Action(Right.ADMIN, "cancelled", ("ready", "delayed", "in_flight")),
-}
 
 
 async def look_up(page: Page) -> Response:
@@ -98,7 +83,7 @@ async def _show(page: Page, id_: str) -> Response:
         id=id_,
         message=view,
         actions=[
-            name for name, each in _ACTIONS.items() if view.status in each.statuses and page.may(each.right)
+            name for name, each in ACTIONS.items() if view.status in each.statuses and page.may(each.right)
         ],
         can_read_payload=reads_payloads(page),
         can_resend=_may_resend(page) and view.envelope is not None,
@@ -147,39 +132,6 @@ async def download(page: Page) -> Response:
     return StreamingResponse(_chunks(data), headers=headers)
 
 
-async def confirm(page: Page) -> Response:
-    """Ask whether an action is to be done."""
-    return await _ask(page, _action(page), page.query.get("id", ""))
-
-
-async def act(page: Page) -> Response:
-    """Redrive, archive or purge a dead letter, by a job of this one message."""
-    action = _action(page)
-    detail = await page.session.read_headers(page.field("id"))
-    spec = RedriveSpec(
-        action=action,  # type: ignore[arg-type]  # one of its literals
-        topics=(detail.topic,),
-        message_ids=(detail.message_id,),
-        # Jobs skip originals that have been replaced by copies, unless they select that reason.
-        reasons=("replaced",) if detail.reason == "replaced" else (),
-    )
-    job_id = check_uuid("The redrive job id", page.field("job_id"))
-    report = await page.mailbox.start_redrive(spec, job_id=job_id)
-    return redirect_to_message(page, detail.message_id, _describe(await _wait(page, report), action))
-
-
-async def cancel(page: Page) -> Response:
-    """Cancel a message that is ready, delayed or in flight."""
-    reason = page.field("reason").strip() or None
-    return await _change(page, "cancel", lambda id_: page.mailbox.cancel_messages([id_], reason=reason))
-
-
-async def reschedule(page: Page) -> Response:
-    """Deliver a message that is ready or delayed now, or after a time."""
-    due = partial(read_due, "Deliver after", page.field("delay"))
-    return await _change(page, "reschedule", lambda id_: page.mailbox.reschedule_messages([id_], **due()))
-
-
 async def edit(page: Page) -> Response:
     """Show the form in which a message is edited to be sent as a new one."""
     detail, envelope = await _editable(page, page.query.get("id", ""))
@@ -192,18 +144,13 @@ async def edit(page: Page) -> Response:
 async def resend(page: Page) -> Response:
     """Send the edited message as a new one, caused by the original."""
     detail, envelope = await _editable(page, page.field("id"))
-    fields = {name: value for name, value in page.form.items() if isinstance(value, str)}
-    draft = read_draft(fields)
+    draft = read_draft(page.form)
     new_id = check_uuid("The id of the new message", page.field("new_id"))
     try:
         message = to_message(draft, envelope, detail.message_id, new_id, page.grant.principal)
         sent = await page.mailbox.send_message(message)
     except IdempotencyConflict:
-        notice = (
-            "This form was submitted before with other content, so nothing was sent; submit it again to send "
-            "the message below."
-        )
-        return await _render_form(page, detail, draft, error=notice)
+        return await _render_form(page, detail, draft, error=SENT_BEFORE)
     except PostroomError as error:
         return await _render_form(
             page, detail, draft, error=explain(error), status=error.status, new_id=new_id
@@ -212,11 +159,6 @@ async def resend(page: Page) -> Response:
     return redirect_to_message(
         page, sent.message_id, f"{done}: this is the new message, caused by {detail.message_id}."
     )
-
-
-def redirect_to_message(page: Page, id_: str, notice: str) -> Response:
-    """Return the redirect to a message that answers an action; the page shows the notice."""
-    return page.redirect("/messages", notice, id=id_)
 
 
 async def read_message(page: Page, id_: str) -> MessageDetail:
@@ -263,76 +205,6 @@ def _envelope(detail: MessageDetail) -> PrismEnvelope:
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
-
-
-# -- actions ---
-
-
-def _action(page: Page) -> str:
-    action = page.path["action"]
-    if action not in _ACTIONS:
-        raise NotFound("This page does not exist.")
-    return action
-
-
-async def _wait(page: Page, report: RedriveReport) -> RedriveReport:
-    """Wait until a job has ended, for a second at most; return its latest report."""
-    for _ in range(JOB_POLLS):
-        if not report.is_active:
-            break
-        await asyncio.sleep(JOB_SECONDS)
-        try:
-            report = await page.mailbox.get_redrive(report.job_id)
-        except Forbidden:  # the right admin does not include the right redrive, which shows jobs
-            break
-    return report
-
-
-def _describe(report: RedriveReport, action: str) -> str:
-    """Return the result of a job of one message, as a sentence."""
-    done = _ACTIONS[action].done
-    if report.moved:
-        return f"The message was {done}, by job {report.job_id}."
-    if report.status == "completed":
-        return f"Nothing was {done}: the message is no longer a dead letter (job {report.job_id})."
-    return f"The message is to be {done} by job {report.job_id}, which is {report.status}."
-
-
-async def _ask(page: Page, action: str, id_: str, error: str = "", status: int = HTTPStatus.OK) -> Response:
-    """Ask to confirm an action; after an error, with the values that were entered."""
-    return await page.render(
-        "message/confirm",
-        status,
-        id=id_,
-        message=await page.session.read_headers(id_),
-        action=action,
-        facts=_ACTIONS[action],
-        may=page.may(_ACTIONS[action].right),
-        job_id=str(uuid_utils.uuid7()),
-        error=error,
-    )
-
-
-async def _change(
-    page: Page, action: str, change: Callable[[str], Awaitable[list[MessageChange]]]
-) -> Response:
-    """Change the message of a form by its id, and tell the outcome."""
-    id_ = page.field("id")
-    await page.session.read_headers(id_)  # refuses a message that the caller may not see
-    try:
-        (result,) = await change(id_)
-    except PostroomError as error:
-        return await _ask(page, action, id_, str(error), error.status)
-    done, outcome = _ACTIONS[action].done, result.outcome
-    if outcome == "changed":
-        return redirect_to_message(page, id_, f"The message was {done}.")
-    notice = f"Nothing was {done}, as the message {LEFT_ALONE[outcome]}."
-    if outcome == "expires_first":
-        return await _ask(page, action, id_, notice, HTTPStatus.BAD_REQUEST)
-    return redirect_to_message(page, id_, notice)
-
-
-# -- edit and resend ---
 
 
 def _may_resend(page: Page) -> bool:
@@ -395,8 +267,4 @@ ROUTES = [
     route("/message/payload", download, query=("id", "part")),
     route("/message/resend", edit, query=("id",)),
     route("/message/resend", resend, method="POST"),
-    route("/message/cancel", cancel, method="POST"),
-    route("/message/reschedule", reschedule, method="POST"),
-    route("/message/{action}", confirm, query=("id",)),
-    route("/message/{action}", act, method="POST"),
 ]

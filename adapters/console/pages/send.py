@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from starlette.responses import Response
 
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.pages.message import redirect_to_message
-from postroom.adapters.console.resend import Draft, explain, read_draft, to_message
+from postroom.adapters.console.pages.message_actions import redirect_to_message
+from postroom.adapters.console.resend import SENT_BEFORE, Draft, explain, read_draft, to_message
 from postroom.adapters.console.snippets import Snippet, endpoint_of, send_snippets
 from postroom.application.messages import NewMessage
 from postroom.domain.capability.rights import Right
@@ -22,10 +22,6 @@ from postroom.domain.names import check_uuid
 NAV: Final = NavEntry("Send", "/send", 10, operation=Right.SEND, group="Operations", key="n")
 JSON: Final = "application/json"
 MAX_TOPICS: Final = 500
-SENT_BEFORE: Final = (
-    "This form was submitted before with other content, so nothing was sent; submit it again to send the "
-    "message below."
-)
 
 
 async def edit(page: Page) -> Response:
@@ -37,7 +33,7 @@ async def edit(page: Page) -> Response:
 async def send(page: Page) -> Response:
     """Send the message of the form; or only check it, and show code that sends it."""
     await page.check(Right.SEND)
-    draft = read_draft({name: value for name, value in page.form.items() if isinstance(value, str)})
+    draft = read_draft(page.form)
     new_id = check_uuid("The id of the new message", page.field("new_id"))
     try:
         message = to_message(draft, None, None, new_id, page.grant.principal)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from postroom.adapters.compose import OwnedMailbox
 from postroom.adapters.compose.serve import make_service, unrestricted
 from postroom.adapters.console.app import make_console
-from postroom.adapters.console.pages import message as message_page
+from postroom.adapters.console.pages import message_actions
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.settings import ConsoleData, ConsoleSettings
 from postroom.domain.capability.rights import Expires, NotBefore, Right
@@ -166,7 +166,7 @@ async def csrf_of(browser: Browser) -> str:
 @pytest.fixture(autouse=True)
 def no_waits_for_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of one message end when they end; pages say so without waiting."""
-    monkeypatch.setattr(message_page, "JOB_POLLS", 0)
+    monkeypatch.setattr(message_actions, "JOB_POLLS", 0)
 
 
 async def test_each_route_is_permitted_or_refused_as_the_scope_of_the_token_says(
