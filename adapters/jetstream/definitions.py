@@ -1,4 +1,4 @@
-"""Streams of Postroom, which are created if they are missing."""
+"""Streams of Postroom, which are created if they are missing, and checked if they exist."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -56,6 +56,57 @@ async def find_or_create(
         raise Unavailable(
             f"Stream {name} can't be created: {refused}; check that the cluster has all its servers."
         ) from refused
+
+
+def check_stream(
+    name: str,
+    info: Mapping[str, Any],
+    *,
+    subject: str,
+    replicas: int,
+    content: str,
+    demands: Mapping[str, bool],
+) -> None:
+    """Check that an existing stream does not lose what was acknowledged.
+
+    Arguments:
+        subject: the one that it stores.
+        replicas: how many it must have at least.
+        content: for what it is used, for the error.
+        demands: whether further demands are met, each as text.
+
+    Raises: InvalidRequest when it could lose something.
+    """
+    config = info["config"]
+    checked = {
+        f"subjects must be {subject}": config.get("subjects") == [subject],
+        "retention must be limits": config.get("retention") == "limits",
+        "storage must be file": config.get("storage") == "file",
+        "persist_mode must be default": config.get("persist_mode", "default") in ("", "default"),
+        "allow_direct must be on": config.get("allow_direct") is True,
+        "allow_rollup_hdrs must be off": not config.get("allow_rollup_hdrs"),
+        "allow_msg_ttl must be off": not config.get("allow_msg_ttl"),
+        "max_age must be unlimited": (config.get("max_age") or 0) <= 0,
+        "max_msgs must be unlimited": (config.get("max_msgs") or 0) <= 0,
+        "it must not be a mirror, have sources or transform subjects": not (
+            config.get("mirror") or config.get("sources") or config.get("subject_transform")
+        ),
+        "it must not be sealed": not config.get("sealed"),
+        f"num_replicas must be at least {replicas}": config.get("num_replicas", 1) >= replicas,
+        **demands,
+    }
+    problems = [demand for demand, is_met in checked.items() if not is_met]
+    if problems:
+        raise InvalidRequest(
+            f"Stream {name} exists, but can't hold {content}: {'; '.join(problems)}. Change it with nats "
+            "stream edit, or name another one."
+        )
+
+
+def check_leader(name: str, info: Mapping[str, Any]) -> None:
+    """Raise Unavailable when a stream has no leader."""
+    if not (info.get("cluster") or {}).get("leader"):
+        raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
 
 
 def servers_of(info: Mapping[str, Any]) -> frozenset[str]:

@@ -14,6 +14,8 @@ from postroom.adapters.jetstream.client import StreamClient, StreamMissing
 from postroom.adapters.jetstream.connection import ConnectionThread, with_deadline
 from postroom.adapters.jetstream.definitions import (
     CLUSTER_REPLICAS,
+    check_leader,
+    check_stream,
     find_or_create,
     replica_count,
     servers_of,
@@ -202,8 +204,7 @@ async def _find(client: SupervisedClient, settings: LogStreamSettings, *, create
             f"There is no store {settings.stream} at {settings.nats.shown_url}; send a message to create it."
         )
     for name, info in zip(names, (log, state), strict=True):
-        if not (info.get("cluster") or {}).get("leader"):
-            raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
+        check_leader(name, info)
     return log, state
 
 
@@ -239,35 +240,21 @@ def _is_atomic(info: Mapping[str, Any]) -> bool:
 def _check(
     settings: LogStreamSettings, name: str, info: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-    """Check that an existing stream does not lose what was acknowledged; raise InvalidRequest."""
     config = info["config"]
     limit = expected.get("max_msgs_per_subject", -1)
     demands = {
-        f"subjects must be {expected['subjects'][0]}": config.get("subjects") == expected["subjects"],
-        "retention must be limits": config.get("retention") == "limits",
-        "storage must be file": config.get("storage") == "file",
         "discard must be new": config.get("discard") == "new",
-        "persist_mode must be default": config.get("persist_mode", "default") in ("", "default"),
-        "allow_direct must be on": config.get("allow_direct") is True,
-        "allow_rollup_hdrs must be off": not config.get("allow_rollup_hdrs"),
-        "allow_msg_ttl must be off": not config.get("allow_msg_ttl"),
-        "max_age must be unlimited": (config.get("max_age") or 0) <= 0,
-        "max_msgs must be unlimited": (config.get("max_msgs") or -1) < 0,
         f"max_msgs_per_subject must be {limit}": (config.get("max_msgs_per_subject") or -1) == limit,
-        "it must not be a mirror, have sources or transform subjects": not (
-            config.get("mirror") or config.get("sources") or config.get("subject_transform")
-        ),
         "max_msg_size must be unlimited": (config.get("max_msg_size") or -1) < 0,
         "deny_purge must be off": not config.get("deny_purge"),
         "no_ack must be off": not config.get("no_ack"),
-        "it must not be sealed": not config.get("sealed"),
     }
-    if settings.replicas is not None or (info.get("cluster") or {}).get("name"):
-        needed = settings.replicas or CLUSTER_REPLICAS
-        demands[f"num_replicas must be at least {needed}"] = config.get("num_replicas", 1) >= needed
-    problems = [demand for demand, is_met in demands.items() if not is_met]
-    if problems:
-        raise InvalidRequest(
-            f"Stream {name} exists, but can't hold a store: {'; '.join(problems)}. Change it with nats "
-            "stream edit, or name another store."
-        )
+    is_clustered = bool((info.get("cluster") or {}).get("name"))
+    check_stream(
+        name,
+        info,
+        subject=expected["subjects"][0],
+        replicas=settings.replicas or (CLUSTER_REPLICAS if is_clustered else 1),
+        content="a store",
+        demands=demands,
+    )

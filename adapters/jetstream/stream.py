@@ -11,14 +11,17 @@ from eventsourcing.persistence import Notification, StoredEvent
 
 from postroom.adapters.jetstream.definitions import (
     CLUSTER_REPLICAS,
+    check_leader,
+    check_stream,
     find_or_create,
     replica_count,
+    servers_of,
     until,
 )
 from postroom.adapters.jetstream.settings import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
 from postroom.adapters.nats.api import JetStreamApi
 from postroom.adapters.nats.client import SupervisedClient
-from postroom.domain.errors import BrokenLog, InvalidRequest, Unavailable
+from postroom.domain.errors import BrokenLog, InvalidRequest
 
 MIN_API_LEVEL = 2
 """Of NATS 2.12, the first with atomic batches."""
@@ -76,42 +79,27 @@ def _config(client: SupervisedClient, settings: LeaseStreamSettings, level: int)
 
 
 def _check(settings: LeaseStreamSettings, info: Mapping[str, Any]) -> StreamServers:
-    config, cluster = info["config"], info.get("cluster") or {}
-    name = settings.stream
+    config, name = info["config"], settings.stream
     events = config.get("max_msgs_per_subject", -1)
     demands = {
-        f"subjects must be {name}.*": config.get("subjects") == [f"{name}.*"],
-        "retention must be limits": config.get("retention") == "limits",
-        "storage must be file": config.get("storage") == "file",
-        "persist_mode must be default": config.get("persist_mode", "default") in ("", "default"),
         "deny_delete must be on": config.get("deny_delete") is True,
         "deny_purge must be on": config.get("deny_purge") is True,
-        "allow_rollup_hdrs must be off": not config.get("allow_rollup_hdrs"),
-        "allow_msg_ttl must be off": not config.get("allow_msg_ttl"),
         "allow_atomic must be on": config.get("allow_atomic") is True,
-        "allow_direct must be on": config.get("allow_direct") is True,
-        "max_age, max_msgs and max_bytes must be unlimited": all(
-            (config.get(key) or 0) <= 0 for key in ("max_age", "max_msgs", "max_bytes")
-        ),
+        "max_bytes must be unlimited": (config.get("max_bytes") or 0) <= 0,
         f"max_msgs_per_subject must be at least {MIN_EVENTS_PER_AGGREGATE}": events <= 0
         or events >= MIN_EVENTS_PER_AGGREGATE,
-        "it must not be a mirror, have sources or transform subjects": not (
-            config.get("mirror") or config.get("sources") or config.get("subject_transform")
-        ),
-        "it must not be sealed": not config.get("sealed"),
     }
-    needed = settings.replicas or (CLUSTER_REPLICAS if cluster.get("name") else 1)
-    demands[f"num_replicas must be at least {needed}"] = config.get("num_replicas", 1) >= needed
-    problems = [demand for demand, is_met in demands.items() if not is_met]
-    if problems:
-        raise InvalidRequest(
-            f"Stream {name} exists, but can't hold leases: {'; '.join(problems)}. Change it with nats stream "
-            "edit, or name another stream."
-        )
-    names = [cluster.get("leader"), *(each.get("name") for each in cluster.get("replicas") or [])]
-    if not cluster.get("leader"):
-        raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
-    return StreamServers(frozenset(each for each in names if each), events)
+    is_clustered = bool((info.get("cluster") or {}).get("name"))
+    check_stream(
+        name,
+        info,
+        subject=f"{name}.*",
+        replicas=settings.replicas or (CLUSTER_REPLICAS if is_clustered else 1),
+        content="leases",
+        demands=demands,
+    )
+    check_leader(name, info)
+    return StreamServers(servers_of(info), events)
 
 
 _DIGEST_BYTES = 16

@@ -195,7 +195,7 @@ def test_a_message_that_another_program_published_is_an_error_that_names_it(
 LOSING_STREAMS: dict[str, dict[str, Any]] = {
     "storage must be file": {"storage": "memory"},
     "max_age": {"max_age": 3_600 * 10**9},
-    "max_msgs and max_bytes": {"max_bytes": 1 << 20},
+    "max_bytes must be unlimited": {"max_bytes": 1 << 20},
     "deny_delete must be on": {"deny_delete": False},
     "deny_purge must be on": {"deny_purge": False},
     "allow_atomic must be on": {"allow_atomic": False},
