@@ -69,15 +69,15 @@ class GrpcConnections:
         """Note that a connection has shown a valid token.
 
         Arguments:
-            peer: peer of the call, such as `ipv4:127.0.0.1:5001`.
+            peer: peer of the call, such as `ipv4:127.0.0.1:5001`; without an address if its connection ended.
         """
-        if self._port is not None:
-            self._authenticated.add(_read_peer(peer))
+        if self._port is not None and (client := _read_peer(peer)) is not None:
+            self._authenticated.add(client)
 
     def forget(self, peer: str) -> None:
         """Note that the last token of a connection was not valid."""
-        if self._port is not None:
-            self._authenticated.discard(_read_peer(peer))
+        if self._port is not None and (client := _read_peer(peer)) is not None:
+            self._authenticated.discard(client)
 
     async def run(self) -> None:
         """Close connections until cancelled."""
@@ -165,9 +165,10 @@ def _listeners(port: int | None) -> Iterator[int]:
 
 
 @lru_cache(4_096)
-def _read_peer(text: str) -> Peer:
+def _read_peer(text: str) -> Peer | None:
+    """Return the client of a peer; None without an address, as of a connection that has ended."""
     host, _, port = unquote(text.partition(":")[2]).rpartition(":")
-    return _peer(host.strip("[]"), int(port))
+    return _peer(host.strip("[]"), int(port)) if port else None
 
 
 def _peer(host: str, port: int) -> Peer:

@@ -122,3 +122,14 @@ async def test_the_wait_for_clients_ends_with_one_and_leaves_no_files_open(
             assert not looks
             with socket.create_connection(listener.getsockname()):
                 await until(lambda: looks)
+
+
+@pytest.mark.parametrize("peer", ["unknown", ""])
+def test_a_call_whose_connection_has_ended_names_no_client(peer: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watched = GrpcConnections(listener.getsockname()[1])
+        with socket.create_connection(listener.getsockname()) as client, listener.accept()[0]:
+            watched.note(peer)
+            watched.note(f"ipv4:127.0.0.1:{client.getsockname()[1]}")
+            watched.forget(peer)
+            watched.look()
