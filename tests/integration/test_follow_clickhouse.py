@@ -22,6 +22,7 @@ from postroom.adapters.compose.queries import open_read_models, open_target
 from postroom.adapters.compose.store import open_store
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 from postroom.domain.search import EventFilter
 from postroom.projections.projection import MODULES
@@ -124,6 +125,7 @@ if not IS_OWN_PROCESS:
                 live(store, "box0@test", STORY)
                 run_before(statement, fail, monkeypatch)
                 logs.clear()
+                logger().forget()  # the same outage is logged once in a while only
                 with running(make_follower(open_store(str(store)), into=server.url)) as follower:
                     wait_until(lambda: outages(logs))
                     recover()
