@@ -90,6 +90,14 @@ def test_a_missing_entry_is_found(log: OpenLog) -> None:
     assert found.position == entry.position
 
 
+def test_an_entry_whose_stream_was_altered_is_found(log: OpenLog) -> None:
+    entry = sent(log)
+    log.index[entry.stream] = [replace(entry, stream=b"somebody's strm.")]
+    found = broken(log)
+    assert f"has no entry for version 1 of stream {entry.stream.hex()}" in str(found)
+    assert found.position == entry.position
+
+
 def test_an_entry_that_leads_elsewhere_is_found(log: OpenLog) -> None:
     entry = sent(log)
     log.index[entry.stream] = [replace(entry, position=5)]
