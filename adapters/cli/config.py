@@ -5,6 +5,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -348,7 +349,8 @@ def init(
         raise WrongUsage(f"{', '.join(existing)} exist in {folder.absolute()}; name another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
-        with (folder / name).open("x", encoding="utf-8") as file:
+        mode = 0o600 if name.endswith(".toml") else 0o666  # settings may get secrets
+        with open(folder / name, "x", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
             file.write(text)
     session.out.result({"folder": str(folder), "files": [*FILES]}, f"Wrote {', '.join(FILES)}.")
     enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "

@@ -237,7 +237,10 @@ def load_object(text: str, kind: type[T]) -> T:
         from postroom.application.telemetry import summarize
 
         said = summarize(error).rstrip(".") + _place_of(error)
-        raise WrongUsage(f"{text} can't be imported: {said}.") from error
+        places = vars(sys.modules[module]) if module in sys.modules else {}
+        names = [f"{module}:{each}" for each, value in places.items() if isinstance(value, kind)]
+        advice = f" It has {', '.join(names)}." if names else ""
+        raise WrongUsage(f"{text} can't be imported: {said}.{advice}") from error
     if not isinstance(value, kind):
         raise WrongUsage(f"{text} is of type {type(value).__name__}, not {kind.__name__}.")
     return value

@@ -136,6 +136,7 @@ def up(postroom: Postroom) -> Any:
 
 def test_a_new_project_has_a_worker_that_runs_and_a_test_that_passes(postroom: Postroom) -> None:
     assert postroom.ok("init", "shop").out == "Wrote postroom.toml, app.py, test_app.py.\n"
+    assert (postroom.folder / "shop" / "postroom.toml").stat().st_mode & 0o777 == 0o600
     refused = postroom("init", "shop")
     assert (refused.code, "app.py, test_app.py exist in" in refused.err) == (2, True)
     (postroom.folder / "linked").mkdir()
@@ -245,6 +246,7 @@ def test_a_part_that_fails_starts_again_and_readiness_names_it(
     [
         (["nothing:worker"], "nothing:worker can't be imported"),
         (["broken:worker"], "can't be imported: BaseException: no license (broken.py, line 4)."),
+        (["handlers:wrker"], "It has handlers:worker, handlers:other, handlers:refused, handlers:again"),
         (["handlers:worker", "handlers:again"], "are the same worker"),
         (["handlers:idle"], "has no handlers"),
         (["--http", "unix:/x"], "--http must be a host:port"),
