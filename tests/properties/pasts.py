@@ -176,9 +176,13 @@ async def _live(place: Place, steps: Sequence[Step], policy: TopicPolicy) -> Pas
 
 
 async def _look(mailbox: OwnedMailbox) -> Seen:
-    state, now = mailbox.engine.mailbox, mailbox.engine.now()
-    backlog, dead = await mailbox.get_backlog(), (await mailbox.list_dead_letters()).items
-    return Seen(state.position, now, backlog, count(state, state.at), dead)
+    """Look at a mailbox between two events; one that its timers cause meanwhile has it looked at again."""
+    while True:
+        state, now = mailbox.engine.mailbox, mailbox.engine.now()
+        backlog, dead = await mailbox.get_backlog(), (await mailbox.list_dead_letters()).items
+        seen = Seen(state.position, now, backlog, count(state, state.at), dead)
+        if seen.position == backlog.position == state.position:
+            return seen
 
 
 async def _take(mailbox: OwnedMailbox, place: Place, step: Step, received: list[ReceivedMessage]) -> None:
