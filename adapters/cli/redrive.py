@@ -234,7 +234,7 @@ async def cancel(session: Session, job: JobId) -> None:
 
 
 async def undo(session: Session, job: JobId) -> None:
-    """Make the messages of a redrive job dead letters again, except those that were received since."""
+    """Make the messages that a redrive job returned dead letters again, unless they were received since."""
     await _change(session, job, "undo", is_followed=True)
 
 

@@ -341,7 +341,7 @@ class Session:
         """Return the databases in which recorded messages are counted.
 
         Arguments:
-            others: databases besides the store and those of [relay] and [messaging].
+            others: databases besides the store and the databases of [relay] and [messaging].
         """
         from postroom.adapters.compose.schedule import OutboxDatabases
 

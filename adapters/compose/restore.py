@@ -71,7 +71,7 @@ async def restore(
     Arguments:
         store: address of an empty store, unless `replace` is set.
         replace: replace the contents of the store; no process may use it.
-        discard_newer: number of records to give up: those that the store has and the backup lacks.
+        discard_newer: number of records that the store has and the backup lacks, which the restore removes.
 
     Raises: InvalidRequest when the store is not empty, has another number of newer records, or can't hold the
         backup's data; MailboxOwned and Unavailable when a process uses it; NotFound and IntegrityFailure as

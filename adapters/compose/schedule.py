@@ -155,7 +155,7 @@ async def check_outboxes(addresses: Sequence[str]) -> None:
 
 
 class OutboxDatabases(NamedTuple):
-    """Databases whose recorded messages are counted, to find those that no owner reads.
+    """The databases in which the caller counts recorded messages, to find messages that no owner reads.
 
     Arguments:
         store: the store of the mailboxes that read messages.

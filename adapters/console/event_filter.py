@@ -219,7 +219,7 @@ class Columns(NamedTuple):
 
 
 def parse_columns(values: Iterable[str]) -> Columns:
-    """Return columns: first those of `COLUMNS` in its order, then custom headers.
+    """Return the columns in the order of `COLUMNS`, followed by the custom headers.
 
     Raises: InvalidRequest for an unknown column, and for too many.
     """

@@ -20,7 +20,7 @@ from postroom.domain.integrity import fingerprint
 from postroom.domain.search import topic_matches
 
 MAX_READ: Final = 5_000
-"""Maximum number of dead letters that a page reads; those of the oldest messages come first."""
+"""Maximum number of dead letters that a page reads; it reads the oldest messages first."""
 _AT_ONCE: Final = 1_000
 
 

@@ -20,7 +20,7 @@ EVERY_SECONDS: Final = 5.0
 SAMPLES: Final = 120
 """Number of samples in memory: ten minutes."""
 MAX_TOPICS: Final = 100
-"""Number of topics, those with the most messages, whose counts a sample keeps."""
+"""Number of topics whose counts a sample keeps: it takes the topics with the most messages."""
 BACKLOG_SECONDS: Final = 2.0
 COST_SHARE: Final = 0.02
 """Share of the time that counting may take, as it visits each unsettled message."""

@@ -36,7 +36,7 @@ METHOD_NAMES = {
     "peek_messages": "peek",
     "search_messages": "query",
 }
-"""Methods of the contract whose names differ from those of their operations."""
+"""Methods of the contract whose names are not the names of their operations."""
 BY_METHOD = {METHOD_NAMES.get(name, name): each for name, each in OPERATIONS.items()}
 """Operations by the names of their methods."""
 _FIELDS = {"msg_id": "message_id", "message_ids": "only"}

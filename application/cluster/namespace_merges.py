@@ -56,7 +56,7 @@ def merge_schedules(answers: Sequence[Sequence[ScheduleReport]]) -> list[Schedul
 
 
 def merge_searches(answers: Sequence[Sequence[SearchReport]]) -> list[SearchReport]:
-    """Return the saved searches, of which each mailbox has those that were saved while it was a member."""
+    """Return the saved searches of all members; a member has the searches that were saved since it joined."""
     searches = {each.search_id: each for each in chain.from_iterable(reversed(answers))}
     return sorted(searches.values(), key=lambda each: (each.name.casefold(), each.topics))
 

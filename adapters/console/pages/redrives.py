@@ -68,7 +68,7 @@ NOTICES: Final[dict[JobAction, str]] = {
     "pause": "The job is paused.",
     "resume": "The job is running again.",
     "cancel": "The job is cancelled; its changes stay.",
-    "undo": "The messages of the job become dead letters again, except those that were received since.",
+    "undo": "The messages that the job returned become dead letters again, unless they were received since.",
 }
 MESSAGES: Final = 50
 MAX_FOLLOWED: Final = 250

@@ -145,7 +145,7 @@ async def live(page: Page) -> Response:
 
 
 def _read_query(page: Page) -> TailQuery:
-    """Return the query of the URL; if it names no topics, it gets those that the token is limited to, if any.
+    """Return the query of the URL; one without topics gets the topics that the token is limited to, if any.
 
     Raises: InvalidRequest; Forbidden for criteria that are masked.
     """
